@@ -1,0 +1,103 @@
+"""quatrain sample: text from a run, streamed."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from quatrain.console import say
+from quatrain.inference.config import SamplingConfig
+
+DEFAULTS = SamplingConfig()
+
+
+def sample(
+    run: Path,
+    *,
+    prompt: str = "",
+    max_tokens: int = DEFAULTS.max_tokens,
+    n: int = DEFAULTS.n,
+    temperature: float = DEFAULTS.temperature,
+    top_k: int | None = None,
+    top_p: float = DEFAULTS.top_p,
+    stop: Annotated[list[str] | None, Parameter(negative=())] = None,
+    seed: int = DEFAULTS.seed,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    device: str = "auto",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> dict[str, Any]:
+    """Continue a prompt, or begin a document.
+
+    Parameters
+    ----------
+    run
+        A run folder (its newest whole checkpoint is taken) or one checkpoint folder.
+    prompt
+        Text to continue; empty: a bare eot, which begins a document.
+    max_tokens
+        The most ids to add; prompt and sample together never pass the model's block_size.
+    n
+        Samples to draw.
+    temperature
+        Divides the logits; 0 takes the likeliest id each time.
+    top_k
+        Draw from the k likeliest ids only.
+    top_p
+        Draw from the likeliest ids that together hold this probability.
+    stop
+        Text at which a sample ends (give it several times for several texts).
+    seed
+        Seed of the draws; sample i of a seed is the same whatever n is.
+    dtype
+        Precision of the matrix products: fp32 or bf16.
+    device
+        auto, cpu, cuda, cuda:N or mps.
+    json
+        Print one JSON object as the last line of stdout; words for people go to stderr.
+
+    """
+    config = SamplingConfig(max_tokens, n, temperature, top_k, top_p, tuple(stop or ()), seed)
+    from quatrain.inference.sampling import generate
+    from quatrain.model.device import pick_device
+    from quatrain.model.pretrained import load_folder_tokenizer, load_model
+    from quatrain.training.checkpoint import find_checkpoint
+
+    checkpoint = find_checkpoint(run, say)
+    model, tokenizer = load_model(checkpoint, pick_device(device)), load_folder_tokenizer(checkpoint)
+    streamed = _Streamed(prompt)
+    started = time.perf_counter()
+    samples = generate(model, tokenizer, prompt, config, dtype, streamed)
+    seconds = time.perf_counter() - started
+    streamed.end()
+    tokens = sum(len(one.ids) for one in samples)
+    return {
+        "samples": [
+            {
+                "text": one.text,
+                "ids": one.ids,
+                "finish_reason": one.finish_reason,
+                "completion_tokens": len(one.ids),
+            }
+            for one in samples
+        ],
+        "tokens_per_second": round(tokens / seconds, 2),
+    }
+
+
+class _Streamed:
+    """Prints each sample behind its prompt as it grows, a line of dashes between two."""
+
+    def __init__(self, prompt: str) -> None:
+        self.prompt = prompt
+        self.number = -1
+
+    def __call__(self, number: int, text: str) -> None:
+        if number != self.number:
+            say("\n---\n" if self.number >= 0 else "", end="")
+            say(self.prompt, end="")
+            self.number = number
+        say(text, end="")
+
+    def end(self) -> None:
+        say()

@@ -1,0 +1,143 @@
+"""quatrain train: a token store to a run folder; the same command again resumes."""
+
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from quatrain.console import say
+from quatrain.errors import ConfigError, UsageError
+from quatrain.recipes.config import RunConfig
+from quatrain.recipes.resolve import differences, options, resolve, to_toml
+
+# What may change when a run goes on: none of it alters which numbers the following steps compute from.
+MAY_CHANGE = {
+    "device",
+    "data.store",  # its fingerprint may not
+    "train.micro_batch",
+    "train.eval_every",
+    "train.eval_tokens",
+    "train.save_every",
+    "train.keep_last",
+    "train.keep_every",
+    "train.keep_best",
+    "train.compile",
+    "train.deterministic",
+    "train.samples",
+    "train.sample_tokens",
+    "train.sample_prompt",
+}
+
+
+def train(
+    recipe: str,
+    *settings: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    data: Path | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+    stop_at: int | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> dict[str, Any]:
+    """Train a GPT. The same command again goes on where the run stopped.
+
+    Parameters
+    ----------
+    recipe
+        A built-in name (see: quatrain recipes) or a .toml file. `--section.key value` overrides it.
+    data
+        Folder of the token store.
+    out
+        Run folder: absent, empty, or our own. Default: runs/RECIPE.
+    device
+        auto, cpu, cuda, cuda:N or mps.
+    stop_at
+        Save at this step and end; the schedule still spans train.steps.
+    json
+        Print one JSON object as the last line of stdout; words for people go to stderr.
+
+    """
+    extra: dict[str, Any] = {} if data is None else {"data.store": str(data.resolve())}
+    config, named = resolve(recipe, settings, extra | ({} if device is None else {"device": device}))
+    if not config.data.store:
+        raise UsageError(
+            "train needs --data STORE; "
+            + (
+                f"prepare what this recipe expects with:\n  {named.prepare}"
+                if named
+                else "make one with: quatrain prepare"
+            )
+        )
+    if stop_at is not None and stop_at < 0:
+        raise ConfigError([f"--stop-at is {stop_at}, it must be at least 0"])
+    run = out or Path("runs") / Path(recipe).stem
+    config = _fit(config)
+    _check_continues(run, config)
+    from quatrain.training.loop import train as run_training
+    from quatrain.training.progress import TerminalWatcher
+
+    say(f"{recipe} on {config.data.store} -> {run} ({config.train.precision})")
+    done = run_training(
+        config.model,
+        config.optim,
+        config.data,
+        config.train,
+        run,
+        to_toml(config, named.head if named else ""),
+        config.device,
+        stop_at,
+        TerminalWatcher(),
+    )
+    say(_told(done, config))
+    return done
+
+
+def settings_help() -> str:
+    """The table of `--section.key` options, from the fields of the dataclasses."""
+    lines = ["Settings of a recipe, each also a flag (--model.n-layer 6), with their defaults:", ""]
+    for option in options():
+        unit = f" [{option.unit}]" if option.unit else ""
+        default = f" ({option.default!r})" if option.default != "" else ""
+        lines.append(f"  --{option.key}")
+        lines.append(
+            textwrap.fill(option.sentence + unit + default, 78, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        )
+    return "\n".join(lines)
+
+
+def _fit(config: RunConfig) -> RunConfig:
+    """The configuration with what the store and the device decide written into it."""
+    from quatrain.model.device import pick_device, pick_precision
+    from quatrain.tokens.store import TokenStore
+
+    store = TokenStore(config.data.store)
+    wanted = config.model.vocab_size
+    if wanted not in (0, store.vocab_size):
+        raise ConfigError(
+            [f"model.vocab_size is {wanted}, the store's tokenizer has {store.vocab_size} ids; leave it out for those"]
+        )
+    precision = pick_precision(config.train.precision, pick_device(config.device))
+    store_path = str(Path(config.data.store).resolve())
+    return replace(
+        config.with_values("model", vocab_size=store.vocab_size).with_values("train", precision=precision),
+        data=replace(config.data, store=store_path),
+    )
+
+
+def _check_continues(run: Path, config: RunConfig) -> None:
+    """Refuse to go on with a run under settings that would change what it computes."""
+    recipe = run / "recipe.toml"
+    if not recipe.is_file():
+        return
+    began, _ = resolve(str(recipe))
+    changed = {key: pair for key, pair in differences(began, config).items() if key not in MAY_CHANGE}
+    if changed:
+        told = [f"{key}: the run began with {before!r}, now {after!r}" for key, (before, after) in changed.items()]
+        raise ConfigError([f"{run} holds a run of other settings; set them back or choose another --out", *told])
+
+
+def _told(done: dict[str, Any], config: RunConfig) -> str:
+    val = f", validation loss {done['val_loss']:.4f}" if done["val_loss"] is not None else ""
+    loss = f", train loss {done['train_loss']:.4f}" if done["train_loss"] is not None else ""
+    return f"step {done['step']} of {config.train.steps}{loss}{val}; {done['checkpoint']}"

@@ -1,0 +1,72 @@
+"""Causal self-attention, with the rotation of positions and the document mask."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quatrain.model.config import ModelConfig
+
+RMS_EPS = 1e-6
+
+
+class Attention(nn.Module):
+    """Multi-head attention with fused queries, keys and values: rows q, k, v of `c_attn`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        C, D = config.n_embd, config.head_dim
+        self.n_head = config.n_head
+        self.n_kv_head = config.kv_heads
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(C, C + 2 * self.n_kv_head * D, bias=config.bias)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
+        self.q_norm = nn.RMSNorm(D, eps=RMS_EPS) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(D, eps=RMS_EPS) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        """`x` is (B, T, C); `rotation` holds cos and sin; `mask` is bool (B, 1, T, T), or None for plain causal."""
+        B, T, C = x.shape
+        D = C // self.n_head
+        q, k, v = self.c_attn(x).split([C, self.n_kv_head * D, self.n_kv_head * D], dim=-1)
+        q = self.q_norm(q.view(B, T, self.n_head, D)).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_norm(k.view(B, T, self.n_kv_head, D)).transpose(1, 2)  # (B, H_kv, T, D)
+        v = v.view(B, T, self.n_kv_head, D).transpose(1, 2)  # (B, H_kv, T, D)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        y = F.scaled_dot_product_attention(
+            q.to(v.dtype),
+            k.to(v.dtype),
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.n_kv_head != self.n_head,
+        )  # (B, H, T, D)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return F.dropout(self.c_proj(y), self.dropout, self.training)
+
+
+def rotation_table(block_size: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position's angles, fp32, shape (block_size, D/2).
+
+    They stay fp32 under autocast: bf16 tells only 513 of 1,024 positions apart.
+    """
+    inverse_wavelengths = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(block_size, dtype=torch.float32), inverse_wavelengths)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn channel i of the first half with channel i of the second (RoPE, Su et al. 2021; the split of Llama).
+
+    `x` is (B, H, T, D); `cos` and `sin` are fp32, (T, D/2) or (B, 1, T, D/2). Returns fp32.
+    """
+    first, second = x.float().chunk(2, dim=-1)  # (B, H, T, D/2)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """Where attention is allowed, from each position's document (B, T): bool (B, 1, T, T)."""
+    T = documents.shape[1]
+    same = documents[:, :, None] == documents[:, None, :]  # (B, T, T)
+    return (same & torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()).unsqueeze(1)

@@ -1,0 +1,160 @@
+"""The network: token embedding, pre-norm blocks, head. Parameter names are GPT-2's.
+
+In memory every linear weight is (out, in); `pretrained` knows how files store them.
+"""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quatrain.errors import ConfigError
+from quatrain.model.attention import RMS_EPS, Attention, document_mask, rotation_table
+from quatrain.model.config import ModelConfig
+
+LAYERNORM_EPS = 1e-5
+INIT_STD = 0.02
+
+
+class GPT(nn.Module):
+    """A decoder-only Transformer built from a `ModelConfig` whose vocab_size is set.
+
+    Initialisation draws from `generator` (torch's global one if None): normal with std 0.02,
+    embeddings too; residual projections by 1/sqrt(2 n_layer) less (Radford et al. 2019, section 2.3);
+    biases zero, norms one. Rows of the embedding beyond the true vocabulary are zero and stay so.
+    """
+
+    def __init__(self, config: ModelConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        if not config.vocab_size:
+            raise ConfigError(["vocab_size is not set; take it from the tokenizer, eot included"])
+        self.config = config
+        self.transformer = nn.ModuleDict(
+            {"wte": nn.Embedding(config.padded_vocab_size, config.n_embd)}
+            | ({"wpe": nn.Embedding(config.block_size, config.n_embd)} if config.position == "learned" else {})
+            | {"h": nn.ModuleList(Block(config) for _ in range(config.n_layer)), "ln_f": norm(config)}
+        )
+        self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        if config.position == "rope":
+            cos, sin = rotation_table(config.block_size, config.head_dim, config.rope_theta)
+            self.register_buffer("cos", cos, persistent=False)  # (block_size, D/2)
+            self.register_buffer("sin", sin, persistent=False)
+        self._initialise(generator)
+
+    def forward(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) over the true vocabulary, for ids int64 (B, T).
+
+        With `documents` (B, T) attention stays within equal numbers; with `positions` (B, T) they
+        replace 0..T-1. Raises `ValueError` for more than block_size ids.
+        """
+        return self.head(self.hidden(ids, documents, positions))
+
+    def hidden(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """The residual stream behind the final norm, (B, T, C)."""
+        T = ids.shape[1]
+        if self.config.block_size < T:
+            raise ValueError(f"{T} ids in a row, the model sees at most block_size {self.config.block_size}")
+        if positions is None:
+            positions = torch.arange(T, device=ids.device)  # (T,)
+        x = self.transformer["wte"](ids)  # (B, T, C)
+        if self.config.position == "learned":
+            x = x + self.transformer["wpe"](positions)
+        x = F.dropout(x, self.config.dropout, self.training)
+        rotation = self._rotation(positions)
+        mask = None if documents is None else document_mask(documents)
+        for block in cast(nn.ModuleList, self.transformer["h"]):
+            x = block(x, rotation, mask)
+        return cast(Tensor, self.transformer["ln_f"](x))
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits over the true vocabulary, (..., V), from the hidden state (..., C)."""
+        return F.linear(x, self.head_weight)[..., : self.config.vocab_size]
+
+    @property
+    def head_weight(self) -> Tensor:
+        """Output weights (padded V, C): the token embedding itself when tied."""
+        return cast(Tensor, self.transformer["wte"].weight if self.lm_head is None else self.lm_head.weight)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.head_weight.device
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        if self.config.position != "rope":
+            return None
+        cos, sin = cast(Tensor, self.cos)[positions], cast(Tensor, self.sin)[positions]  # (T, D/2) or (B, T, D/2)
+        return (cos.unsqueeze(1), sin.unsqueeze(1)) if positions.dim() == 2 else (cos, sin)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        residual_std = INIT_STD / math.sqrt(2 * self.config.n_layer)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() >= 2:
+                std = residual_std if name.endswith("c_proj.weight") else INIT_STD
+                parameter.normal_(std=std, generator=generator)
+        for table in (self.transformer["wte"].weight, self.head_weight):
+            cast(Tensor, table)[self.config.vocab_size :] = 0
+
+
+class Block(nn.Module):
+    """x + attn(ln_1(x)), then x + mlp(ln_2(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ln_1 = norm(config)
+        self.attn = Attention(config)
+        self.ln_2 = norm(config)
+        self.mlp = MLPS[config.mlp](config)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rotation, mask)
+        return cast(Tensor, x + self.mlp(self.ln_2(x)))
+
+
+class GeluMlp(nn.Module):
+    """GPT-2's MLP, with the tanh approximation of GELU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.c_proj(self.activation(self.c_fc(x))), self.dropout, self.training)
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+
+class Relu2Mlp(GeluMlp):
+    """The same with a squared ReLU (So et al. 2021, Primer)."""
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class SwigluMlp(GeluMlp):
+    """The same with a gate: c_proj(silu(c_gate x) * c_fc x) (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.c_gate = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.c_proj(F.silu(self.c_gate(x)) * self.c_fc(x)), self.dropout, self.training)
+
+
+MLPS: dict[str, type[GeluMlp]] = {"gelu_tanh": GeluMlp, "relu2": Relu2Mlp, "swiglu": SwigluMlp}
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """The norm of a block, over the residual stream's C channels."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.n_embd, eps=RMS_EPS)
+    return nn.LayerNorm(config.n_embd, eps=LAYERNORM_EPS, bias=config.bias)

@@ -1,0 +1,263 @@
+"""A model as a Hugging Face folder, both ways.
+
+Each `Layout` says which switches it expresses, how it names and stores weights, and what its config.json
+says. A combination that no class of transformers expresses is written as `model_type: "quatrain"`.
+Files hold the true vocabulary: the padding of the embedding is rebuilt at load.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from quatrain.errors import DataError, QuatrainError
+from quatrain.model.config import Mlp, ModelConfig
+from quatrain.model.gpt import GPT, INIT_STD, LAYERNORM_EPS
+from quatrain.text.tokenizers import EOT_TEXT, Tokenizer, load_tokenizer
+
+Weights = dict[str, Tensor]
+
+
+class Layout(ABC):
+    """How one model class of Hugging Face stores a GPT."""
+
+    model_type: str
+    architecture: str | None  # the class in transformers, if there is one
+
+    @abstractmethod
+    def expresses(self, config: ModelConfig) -> bool:
+        """Whether this class computes exactly what the switches say."""
+
+    @abstractmethod
+    def describe(self, config: ModelConfig) -> dict[str, Any]:
+        """What config.json says beyond model_type, architectures and the ids of eot."""
+
+    @abstractmethod
+    def config_from(self, facts: dict[str, Any]) -> ModelConfig:
+        """The switches that a config.json describes; raises `DataError` for what a GPT here cannot be."""
+
+    def to_disk(self, name: str, weight: Tensor) -> Tensor:
+        """One weight as the file stores it, from memory's (out, in)."""
+        return weight
+
+    def from_disk(self, name: str, weight: Tensor) -> Tensor:
+        """The inverse of `to_disk`."""
+        return weight
+
+
+class GPT2Layout(Layout):
+    """GPT2LMHeadModel: its Conv1D stores the weights of linear layers as (in, out)."""
+
+    model_type = "gpt2"
+    architecture = "GPT2LMHeadModel"
+    activations: ClassVar[dict[Mlp, str]] = {"gelu_tanh": "gelu_new", "relu2": "relu2"}
+    conv1d = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    # What this class could also compute and a GPT here does not, with the value that switches it off.
+    fixed: ClassVar[dict[str, object]] = {
+        "layer_norm_epsilon": LAYERNORM_EPS,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+        "add_cross_attention": False,
+    }
+
+    def expresses(self, config: ModelConfig) -> bool:
+        return (
+            config.position == "learned"
+            and config.norm == "layernorm"
+            and config.mlp in self.activations
+            and config.bias
+            and not config.qk_norm
+            and config.kv_heads == config.n_head
+        )
+
+    def describe(self, config: ModelConfig) -> dict[str, Any]:
+        return {
+            "vocab_size": config.vocab_size,
+            "n_positions": config.block_size,
+            "n_ctx": config.block_size,
+            "n_embd": config.n_embd,
+            "n_layer": config.n_layer,
+            "n_head": config.n_head,
+            "n_inner": None,
+            "activation_function": self.activations[config.mlp],
+            "embd_pdrop": config.dropout,
+            "attn_pdrop": config.dropout,
+            "resid_pdrop": config.dropout,
+            "initializer_range": INIT_STD,
+            "tie_word_embeddings": config.tied,
+            "use_cache": True,
+            **self.fixed,
+        }
+
+    def config_from(self, facts: dict[str, Any]) -> ModelConfig:
+        for key, expected in {**self.fixed, "n_inner": facts.get("n_inner") and 4 * facts["n_embd"]}.items():
+            if facts.get(key, expected) != expected:
+                raise DataError(f"config.json: {key} is {facts[key]}, a GPT here has {expected}")
+        activation = facts.get("activation_function", "gelu_new")
+        mlps: dict[str, Mlp] = {"gelu_pytorch_tanh": "gelu_tanh"}
+        mlps.update({name: mlp for mlp, name in self.activations.items()})
+        if activation not in mlps:
+            raise DataError(f"config.json: activation_function '{activation}', expected one of {', '.join(mlps)}")
+        dropouts = {facts.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
+        if len(dropouts) > 1:
+            raise DataError(
+                f"config.json: embd_pdrop, attn_pdrop and resid_pdrop differ ({dropouts}); expected one value"
+            )
+        return ModelConfig(
+            n_layer=facts["n_layer"],
+            n_head=facts["n_head"],
+            n_embd=facts["n_embd"],
+            block_size=facts["n_positions"],
+            vocab_size=facts["vocab_size"],
+            mlp=mlps[activation],
+            tied=facts.get("tie_word_embeddings", True),
+            dropout=dropouts.pop(),
+        )
+
+    def to_disk(self, name: str, weight: Tensor) -> Tensor:
+        return weight.t() if name.endswith(self.conv1d) else weight
+
+    def from_disk(self, name: str, weight: Tensor) -> Tensor:
+        return weight.t() if name.endswith(self.conv1d) else weight
+
+
+class QuatrainLayout(Layout):
+    """Every other combination: memory's layout and the switches by their own names; loadable for ever."""
+
+    model_type = "quatrain"
+    architecture = None
+
+    def expresses(self, config: ModelConfig) -> bool:
+        return True
+
+    def describe(self, config: ModelConfig) -> dict[str, Any]:
+        return asdict(config) | {"n_kv_head": config.kv_heads}
+
+    def config_from(self, facts: dict[str, Any]) -> ModelConfig:
+        return ModelConfig(**{field.name: facts[field.name] for field in fields(ModelConfig) if field.name in facts})
+
+
+LAYOUTS: tuple[Layout, ...] = (GPT2Layout(), QuatrainLayout())
+
+
+def layout_of(config: ModelConfig) -> Layout:
+    """The first layout that expresses the switches."""
+    return next(layout for layout in LAYOUTS if layout.expresses(config))
+
+
+def disk_weights(model: GPT) -> Weights:
+    """The model's weights by the names and in the shapes of its folder, on the CPU."""
+    return {name: weight.cpu().contiguous() for name, weight in _on_disk(model).items()}
+
+
+def disk_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The names and shapes in a model's folder, computed without memory for its weights."""
+    with torch.device("meta"):
+        model = GPT(config)
+    return {name: tuple(weight.shape) for name, weight in _on_disk(model).items()}
+
+
+def _on_disk(model: GPT) -> Weights:
+    layout = layout_of(model.config)
+    parameters = model.named_parameters()  # tied weights once
+    return {name: layout.to_disk(name, _trim(name, weight.detach(), model.config)) for name, weight in parameters}
+
+
+def save_model(model: GPT, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write config, weights and tokenizer files into an existing folder; the same model gives the same bytes."""
+    config, layout = model.config, layout_of(model.config)
+    facts = {
+        "architectures": [layout.architecture] if layout.architecture else [],
+        "model_type": layout.model_type,
+        "dtype": "float32",
+        "bos_token_id": tokenizer.eot,
+        "eos_token_id": tokenizer.eot,
+        **layout.describe(config),
+    }
+    _write_json(folder / "config.json", facts)
+    _write_json(folder / "generation_config.json", {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot})
+    (folder / "model.safetensors").write_bytes(save(disk_weights(model), metadata={"format": "pt"}))
+    (folder / "tokenizer.json").write_bytes(tokenizer.json)
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, config))
+
+
+def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:
+    """The model of a folder that `save_model` or transformers wrote, fp32, in evaluation mode.
+
+    Raises `DataError` for what is not such a folder, and names the first weight that does not fit.
+    """
+    try:
+        facts = json.loads((folder / "config.json").read_bytes())
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(f"{folder}: not a model folder that can be read ({error})") from error
+    layout = next((layout for layout in LAYOUTS if layout.model_type == facts.get("model_type")), None)
+    if layout is None:
+        known = ", ".join(layout.model_type for layout in LAYOUTS)
+        raise DataError(f"{folder}: model_type '{facts.get('model_type')}', expected one of: {known}")
+    try:
+        config = layout.config_from(facts)
+    except KeyError as error:
+        raise DataError(f"{folder}/config.json: no entry {error}") from error
+    model = GPT(config)
+    _load_weights(model, {name: layout.from_disk(name, weight) for name, weight in weights.items()}, folder)
+    return model.to(device).eval()
+
+
+def load_folder_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder."""
+    try:
+        eot_text = json.loads((folder / "tokenizer_config.json").read_bytes()).get("eos_token", EOT_TEXT)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: no tokenizer_config.json that can be read ({error})") from error
+    return load_tokenizer(folder / "tokenizer.json", eot_text)
+
+
+@torch.no_grad()
+def _load_weights(model: GPT, weights: Weights, folder: Path) -> None:
+    wanted = dict(model.named_parameters())
+    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if missing or unknown:
+        raise DataError(f"{folder}: weights missing: {missing[:3] or 'none'}; not known: {unknown[:3] or 'none'}")
+    for name, parameter in wanted.items():
+        target = _trim(name, parameter, model.config)
+        if target.shape != weights[name].shape:
+            raise DataError(f"{folder}: {name} has shape {tuple(weights[name].shape)}, expected {tuple(target.shape)}")
+        target.copy_(weights[name])  # into the memory that the model already shares between tied weights
+
+
+def _trim(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
+    """The rows of the true vocabulary; other weights whole."""
+    return weight[: config.vocab_size] if has_vocabulary_rows(name) else weight
+
+
+def has_vocabulary_rows(name: str) -> bool:
+    """Whether a weight has one row for each id of the (padded) vocabulary."""
+    return name in ("transformer.wte.weight", "lm_head.weight")
+
+
+def _tokenizer_config(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
+    eot_text = getattr(tokenizer, "eot_text", EOT_TEXT)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": eot_text,
+        "eos_token": eot_text,
+        "model_max_length": config.block_size,
+        "split_special_tokens": True,  # no text can produce eot
+        "clean_up_tokenization_spaces": False,
+        "add_prefix_space": False,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise QuatrainError(f"{path}: cannot write: {error.strerror}") from error

@@ -1,0 +1,265 @@
+"""A recipe's name or file and `--section.key value` flags to one checked `RunConfig`, and back to TOML.
+
+Later wins: defaults < recipe < flags. Every mistake is collected, and all are told at once.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from quatrain.errors import ConfigError, UsageError, did_you_mean
+from quatrain.recipes.config import SECTIONS, RunConfig
+from quatrain.recipes.named import RECIPES, Recipe
+
+Values = dict[str, Any]  # by dotted key: "model.n_layer", "device"
+
+
+class Option(NamedTuple):
+    """One setting as `--help`, the docs and recipe files show it."""
+
+    key: str
+    default: Any
+    type: Any
+    sentence: str
+    unit: str
+
+
+class Given(NamedTuple):
+    """A value and where it was given, for messages."""
+
+    value: Any
+    place: str  # the file, or empty for a flag
+
+    def name(self, key: str) -> str:
+        """How a message calls the setting."""
+        return f"{self.place}: {key}" if self.place else f"--{key}"
+
+
+def options() -> list[Option]:
+    """Every setting of a recipe, in the order of the sections."""
+    found = [_option("device", field) for field in dataclasses.fields(RunConfig) if field.name == "device"]
+    for section, kind in SECTIONS.items():
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # every Settings is a dataclass
+            found.append(_option(f"{section}.{field.name}", field)._replace(type=hints[field.name]))
+    return found
+
+
+def _option(key: str, field: "dataclasses.Field[Any]") -> Option:
+    return Option(key, field.default, field.type, field.metadata["sentence"], field.metadata["unit"])
+
+
+def resolve(recipe: str, flags: Iterable[str] = (), extra: Values | None = None) -> tuple[RunConfig, Recipe | None]:
+    """The configuration of a recipe with flags, and the named recipe if it is one.
+
+    `recipe` is a built-in name or the path of a .toml; `flags` are command-line words; `extra` are
+    values by dotted key that win over both. Raises `ConfigError` with every mistake.
+    """
+    named = RECIPES[recipe]() if recipe in RECIPES else None
+    given = _from_config(named.config) if named else _from_file(Path(recipe))
+    mistakes: list[str] = []
+    flagged = _from_flags(list(flags), mistakes)
+    for key, value in (extra or {}).items():
+        flagged[key] = Given(value, "")
+    known = {option.key: option for option in options()}
+    values: Values = {}
+    for key, one in {**given, **flagged}.items():
+        if key not in known:
+            mistakes.append(f"{one.name(key)}: no such setting{did_you_mean(key, known)}")
+            continue
+        try:
+            values[key] = coerce(one.value, known[key].type)
+        except ValueError as error:
+            mistakes.append(f"{one.name(key)} {error}")
+    return _build(values, mistakes), named
+
+
+def _from_config(config: RunConfig) -> dict[str, Given]:
+    return {key: Given(value, "recipe") for key, value in flatten(config).items()}
+
+
+def _from_file(path: Path) -> dict[str, Given]:
+    if path.suffix != ".toml" and not path.is_file():
+        raise UsageError(
+            f"no recipe '{path}'{did_you_mean(str(path), RECIPES)}; there is {', '.join(RECIPES)}, or a .toml file"
+        )
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; expected a recipe in TOML") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not TOML ({error})") from error
+    return {key: Given(value, str(path)) for key, value in _flat(content)}
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _from_flags(words: list[str], mistakes: list[str]) -> dict[str, Given]:
+    """`--section.key value` and `--section.key=value`; dashes and underscores in a key are the same."""
+    given: dict[str, Given] = {}
+    known = [option.key for option in options()]
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            mistakes.append(f"'{word}' is neither an option nor the value of one")
+            continue
+        name, equals, value = word[2:].partition("=")
+        key = name.replace("-", "_")
+        if key not in known:
+            mistakes.append(f"no option --{name}{did_you_mean(f'--{key}', [f'--{option}' for option in known])}")
+            if not equals and words and not words[0].startswith("--"):
+                words.pop(0)
+            continue
+        if not equals and not words:
+            mistakes.append(f"--{name} needs a value")
+            continue
+        given[key] = Given(value if equals else words.pop(0), "")
+    return given
+
+
+def _build(values: Values, mistakes: list[str]) -> RunConfig:
+    parts: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    for section, kind in SECTIONS.items():
+        mine = {key.split(".", 1)[1]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        try:
+            parts[section] = kind(**mine)
+        except ConfigError as error:
+            mistakes.extend(f"{section}.{mistake}" for mistake in error.mistakes)
+    try:
+        if set(SECTIONS) <= parts.keys():
+            config = RunConfig(**parts)
+    except ConfigError as error:
+        mistakes.extend(error.mistakes)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return config
+
+
+def coerce(value: Any, kind: Any) -> Any:
+    """A value from TOML or a flag as the type of its setting; raises `ValueError` with what was expected.
+
+    >>> coerce("1e-3", float), coerce("0.9,0.95", tuple[float, float]), coerce("false", bool)
+    (0.001, (0.9, 0.95), False)
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return _one_of(value, arguments)
+    if origin in (Union, types.UnionType):
+        return _first_that_fits(value, arguments)
+    if origin is tuple:
+        return _tuple(value, arguments)
+    return _SCALARS[kind](value)
+
+
+def _one_of(value: Any, allowed: tuple[Any, ...]) -> Any:
+    if value not in allowed:
+        raise ValueError(f"is {value!r}, expected one of: {', '.join(allowed)}{did_you_mean(str(value), allowed)}")
+    return value
+
+
+def _first_that_fits(value: Any, kinds: tuple[Any, ...]) -> Any:
+    reasons = []
+    for kind in kinds:
+        try:
+            return coerce(value, kind)
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError(" and ".join(dict.fromkeys(reasons)))
+
+
+def _tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or len(parts) != len(kinds):
+        raise ValueError(f"is {value!r}, expected {len(kinds)} values like 0.9,0.95")
+    return tuple(coerce(part, kind) for part, kind in zip(parts, kinds, strict=True))
+
+
+def _int(value: Any) -> int:
+    try:
+        if isinstance(value, str):
+            return int(value.replace("_", "").strip())
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"is {value!r}, expected a whole number")
+
+
+def _float(value: Any) -> float:
+    try:
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"is {value!r}, expected a number")
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError(f"is {value!r}, expected true or false")
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"is {value!r}, expected a text")
+    return value
+
+
+_SCALARS = {int: _int, float: _float, bool: _bool, str: _str}
+
+
+def flatten(config: RunConfig) -> Values:
+    """Every setting by its dotted key."""
+    values: Values = {}
+    for option in options():
+        target: Any = config
+        for part in option.key.split("."):
+            target = getattr(target, part)
+        values[option.key] = target
+    return values
+
+
+def to_toml(config: RunConfig, head: str = "") -> str:
+    """The configuration as a recipe file that `resolve` reads back as it stands; each setting with its sentence."""
+    lines = [f"# {line}" for line in head.splitlines()]
+    section = ""
+    values = flatten(config)
+    for option in options():
+        prefix, _, name = option.key.rpartition(".")
+        if prefix != section:
+            section = prefix
+            lines += ["", f"[{section}]"]
+        unit = f" [{option.unit}]" if option.unit else ""
+        lines.append(f"{name} = {_toml_value(values[option.key])}  # {option.sentence}{unit}")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace(
+            "\x7f", "\\u007f"
+        )  # a TOML basic string has JSON's escapes
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(part) for part in value) + "]"
+    return repr(value)
+
+
+def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, by dotted key: (before, after)."""
+    old, new = flatten(before), flatten(after)
+    return {key: (old[key], new[key]) for key in old if old[key] != new[key]}

@@ -1,0 +1,362 @@
+"""Text to ids and back: `char`, `bytes`, `gpt2`, or any `tokenizer.json`.
+
+Every tokenizer has an eot, the id of `<|endoftext|>`, that **no text can produce**: a document that
+spells the marker gets the ids of its thirteen ordinary characters. Each one knows the
+`tokenizer.json` that gives Hugging Face the same ids; the hash of those bytes is its identity.
+"""
+
+import codecs
+import functools
+import hashlib
+import json
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quatrain.errors import DataError, UsageError, did_you_mean
+
+Ids = npt.NDArray[np.uint32]
+
+EOT_TEXT = "<|endoftext|>"
+NAMES = ("char", "bytes", "gpt2")
+VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+# The pattern that cuts text into pieces before merging: Radford et al. 2019, released code (encoder.py).
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+
+
+class Tokenizer(ABC):
+    """Text to ids and back. `vocab_size` counts eot; `json` is the content of its tokenizer.json."""
+
+    name: str
+    vocab_size: int
+    eot: int
+    json: bytes
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the tokenizer.json: two tokenizers are the same if and only if it is."""
+        return hashlib.sha256(self.json).hexdigest()
+
+    @abstractmethod
+    def encode(self, text: str) -> Ids:
+        """The ids of a text, uint32, shape (n,); never holds eot."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; eot shows as `<|endoftext|>`, broken UTF-8 as U+FFFD."""
+
+    @abstractmethod
+    def stream(self) -> "TextStream":
+        """A decoder for ids that come one at a time."""
+
+    def token_lengths(self) -> npt.NDArray[np.int64] | None:
+        """Bytes of text that each id stands for (eot: 0), shape (vocab_size,); None where that is not fixed."""
+        return None
+
+
+class TextStream(Protocol):
+    """Feeds on single ids and returns the text that is complete so far, never half a character."""
+
+    def push(self, token: int) -> str:
+        """The text that this id completes."""
+        ...
+
+    def end(self) -> str:
+        """What is left when no id follows."""
+        ...
+
+
+class _TableTokenizer(Tokenizer):
+    """A tokenizer whose ids each stand for fixed bytes."""
+
+    token_bytes: list[bytes]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(self.token_bytes[token] for token in ids).decode("utf-8", errors="replace")
+
+    def stream(self) -> "TextStream":
+        return _ByteStream(self.token_bytes)
+
+    def token_lengths(self) -> npt.NDArray[np.int64]:
+        lengths = np.array([len(token) for token in self.token_bytes], dtype=np.int64)
+        lengths[self.eot] = 0
+        return lengths
+
+
+class _ByteStream:
+    def __init__(self, token_bytes: list[bytes]) -> None:
+        self.token_bytes = token_bytes
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self.decoder.decode(self.token_bytes[token])
+
+    def end(self) -> str:
+        return self.decoder.decode(b"", final=True)
+
+
+class CharTokenizer(_TableTokenizer):
+    """Every distinct character is a token: ids of the sorted characters 0..V-2, eot = V-1."""
+
+    name = "char"
+
+    def __init__(self, characters: Iterable[str]) -> None:
+        self.characters = sorted(set(characters))
+        self.eot = len(self.characters)
+        self.vocab_size = self.eot + 1
+        self.token_bytes = [character.encode() for character in self.characters] + [EOT_TEXT.encode()]
+        vocab = {character: token for token, character in enumerate(self.characters)} | {EOT_TEXT: self.eot}
+        self.json = _bpe_json(vocab, merges=[], eot=self.eot, pre_tokenizer=None, decoder={"type": "Fuse"})
+        self._id_of = np.full(0x110000, self.eot, dtype=np.uint32)  # by code point; eot marks "never seen"
+        self._id_of[[ord(character) for character in self.characters]] = np.arange(self.eot, dtype=np.uint32)
+
+    def encode(self, text: str) -> Ids:
+        """As `Tokenizer.encode`; raises `DataError` naming the first character that it has never seen."""
+        ids: Ids = self._id_of[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
+        unknown = np.flatnonzero(ids == self.eot)
+        if len(unknown):
+            raise DataError(self._never_seen(text, int(unknown[0])))
+        return ids
+
+    def _never_seen(self, text: str, position: int) -> str:
+        character = text[position]
+        label = f"{character!r} (U+{ord(character):04X} {unicodedata.name(character, 'without a name')})"
+        return (
+            f"character {label} at position {position} is not among the {self.eot} characters that this "
+            f"char tokenizer was built from; leave it out, or prepare the data again with text that holds it"
+        )
+
+
+class ByteTokenizer(_TableTokenizer):
+    """id = byte of the UTF-8 text, eot = 256."""
+
+    name = "bytes"
+    vocab_size = 257
+    eot = 256
+
+    def __init__(self) -> None:
+        self.token_bytes = [bytes([byte]) for byte in range(256)] + [EOT_TEXT.encode()]
+        vocab = {letter: byte for byte, letter in _byte_letters().items()} | {EOT_TEXT: self.eot}
+        self.json = _byte_level_json(vocab, merges=[], eot=self.eot, use_regex=False)
+
+    def encode(self, text: str) -> Ids:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32)
+
+
+class GPT2Tokenizer(_TableTokenizer):
+    """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2), from the merges that ship with the package."""
+
+    name = "gpt2"
+    vocab_size = 50257
+    eot = 50256
+
+    def __init__(self) -> None:
+        import tiktoken  # 40 ms: only where it is used
+
+        letters = _byte_letters()
+        byte_of = {letter: byte for byte, letter in letters.items()}
+        merges = _gpt2_merges()
+        # The first 256 ids are the byte letters, in the order in which _byte_letters has them.
+        spelled = [*letters.values(), *(left + right for left, right in (merge.split(" ") for merge in merges))]
+        self.token_bytes = [bytes(byte_of[letter] for letter in word) for word in spelled] + [EOT_TEXT.encode()]
+        vocab = {word: token for token, word in enumerate(spelled)} | {EOT_TEXT: self.eot}
+        self.json = _byte_level_json(vocab, merges, eot=self.eot, use_regex=True)
+        self._encoding = tiktoken.Encoding(
+            "gpt2",
+            pat_str=GPT2_PATTERN,
+            mergeable_ranks={word: rank for rank, word in enumerate(self.token_bytes[:-1])},
+            special_tokens={EOT_TEXT: self.eot},
+            explicit_n_vocab=self.vocab_size,
+        )
+
+    def encode(self, text: str) -> Ids:
+        # No special token is allowed and none forbidden: the marker in a text is ordinary characters.
+        return self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+
+
+class FileTokenizer(Tokenizer):
+    """Any `tokenizer.json`, read by Hugging Face's `tokenizers`; ids are never renumbered."""
+
+    def __init__(self, content: bytes, place: str, eot_text: str = EOT_TEXT) -> None:
+        library = _tokenizers_library(place)
+        try:
+            self._tokenizer = library.Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises a bare Exception
+            raise DataError(f"{place}: not a tokenizer.json that can be read ({error})") from error
+        self._tokenizer.encode_special_tokens = True  # special tokens inside a text are spelled out
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        eot = self._tokenizer.token_to_id(eot_text)
+        if eot is None:
+            raise DataError(f"{place}: has no token {eot_text!r}; name the one that separates documents with --eot")
+        self.name = Path(place).parent.name or "tokenizer"
+        self.eot = eot
+        self.eot_text = eot_text
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.json = content
+        if eot in self.encode(eot_text):
+            raise DataError(
+                f"{place}: the text {eot_text!r} gives the id {eot} itself, so a document could forge a separator; "
+                f"expected a token marked as special"
+            )
+
+    def encode(self, text: str) -> Ids:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def stream(self) -> "TextStream":
+        return _PrefixStream(self.decode)
+
+
+class _PrefixStream:
+    """Decodes the whole prefix again for each id: the meaning of an id may depend on those before it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self.decode = decode
+        self.ids: list[int] = []
+        self.emitted = 0
+
+    def push(self, token: int) -> str:
+        self.ids.append(token)
+        # A trailing U+FFFD may be a character of which more bytes follow.
+        return self._new(self.decode(self.ids).rstrip("\ufffd"))
+
+    def end(self) -> str:
+        return self._new(self.decode(self.ids))
+
+    def _new(self, text: str) -> str:
+        piece = text[self.emitted :]
+        self.emitted = max(self.emitted, len(text))
+        return piece
+
+
+def build_tokenizer(
+    docs: Iterable[str],
+) -> tuple[Callable[[str], list[int]], Callable[[Iterable[int]], str], int, int]:
+    """A character tokenizer from documents: `(encode, decode, V, eot)`.
+
+    Ids of the sorted characters are 0..V-2, eot = V-1, and V counts eot. `encode` returns a list and
+    never emits eot; `decode` shows eot as `<|endoftext|>`.
+
+    >>> encode, decode, V, eot = build_tokenizer(["banana", "bandana"])
+    >>> V, eot, encode("nab"), decode([4, 1, 0])
+    (5, 4, [3, 0, 1], '<|endoftext|>ba')
+    """
+    tokenizer = CharTokenizer(character for document in docs for character in document)
+    return lambda text: tokenizer.encode(text).tolist(), tokenizer.decode, tokenizer.vocab_size, tokenizer.eot
+
+
+def named_tokenizer(name: str, characters: Callable[[], Iterable[str]], eot_text: str = EOT_TEXT) -> Tokenizer:
+    """The tokenizer of that name, or of that path to a tokenizer.json.
+
+    `characters` is called only for `char`: it gives every character of every document.
+    """
+    if name == "char":
+        return CharTokenizer(characters())
+    if name in ("bytes", "gpt2"):
+        return ByteTokenizer() if name == "bytes" else gpt2()
+    path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        raise UsageError(
+            f"no tokenizer '{name}'{did_you_mean(name, NAMES)}; there is {', '.join(NAMES)}, "
+            f"or the path to a tokenizer.json"
+        )
+    return load_tokenizer(path, eot_text)
+
+
+def load_tokenizer(path: Path, eot_text: str = EOT_TEXT) -> Tokenizer:
+    """The tokenizer that a tokenizer.json describes; our own three are recognised by their content."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
+    for known in (ByteTokenizer, gpt2):
+        tokenizer: Tokenizer = known()
+        if tokenizer.json == content:
+            return tokenizer
+    return _char_from_json(content) or FileTokenizer(content, str(path), eot_text)
+
+
+@functools.cache
+def gpt2() -> GPT2Tokenizer:
+    """The GPT-2 tokenizer, built once: 50,000 merges take a moment."""
+    return GPT2Tokenizer()
+
+
+def _char_from_json(content: bytes) -> CharTokenizer | None:
+    try:
+        characters = [word for word in json.loads(content)["model"]["vocab"] if word != EOT_TEXT]
+        tokenizer = CharTokenizer(characters)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return tokenizer if tokenizer.json == content else None
+
+
+def _tokenizers_library(place: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UsageError(
+            f"{place}: this tokenizer needs the library 'tokenizers': pip install 'quatrain[hf]'"
+        ) from error
+    return tokenizers
+
+
+def _gpt2_merges() -> list[str]:
+    content = (resources.files("quatrain.text") / "vocab.bpe").read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != VOCAB_BPE_SHA256:
+        raise DataError(
+            f"vocab.bpe of the package has sha256 {found}, expected {VOCAB_BPE_SHA256}; install quatrain again"
+        )
+    return content.decode().rstrip("\n").split("\n")[1:]  # the first line is the version
+
+
+def _byte_letters() -> dict[int, str]:
+    """GPT-2's letter for each byte, in the order of its first 256 ids: printable ones stand for themselves."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def _byte_level_json(vocab: dict[str, int], merges: list[str], eot: int, use_regex: bool) -> bytes:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return _bpe_json(vocab, merges, eot, pre_tokenizer=byte_level, decoder=byte_level)
+
+
+def _bpe_json(vocab: dict[str, int], merges: list[str], eot: int, pre_tokenizer: Any, decoder: Any) -> bytes:
+    """A tokenizer.json in the format of Hugging Face's `tokenizers`, byte for byte the same on every machine."""
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocab,
+        "merges": merges,
+    }
+    marker = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": eot, "content": EOT_TEXT, **marker}],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
+    return (json.dumps(whole, ensure_ascii=False, indent=1) + "\n").encode()

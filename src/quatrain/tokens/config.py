@@ -1,0 +1,64 @@
+"""Settings of what is written into a token store and of how it is read in training."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from quatrain.settings import Settings, option
+
+Order = Literal["shuffle", "sequential", "random"]
+Packing = Literal["concat", "document"]
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """The `[data]` section of a recipe."""
+
+    store: str = option("", "folder of the token store (--data sets it)")
+    seq_len: int = option(1024, "ids in the inputs of one window", "tokens")
+    order: Order = option(
+        "shuffle", "shuffle: every window once an epoch in random order; sequential; random: uniform starts"
+    )
+    packing: Packing = option(
+        "concat", "concat: windows cut from the stream; document: attention and positions restart at each document"
+    )
+    seed: int = option(1337, "seed of the order of the data")
+
+    def mistakes(self) -> Iterator[str]:
+        """Sentences about values that no run can have."""
+        yield from self.at_least(1, ["seq_len"])
+        yield from self.at_least(0, ["seed"])
+
+
+@dataclass(frozen=True)
+class PrepareConfig(Settings):
+    """What `prepare` does with documents; everything here but `workers` is part of the store's request."""
+
+    tokenizer: str = option("gpt2", "char, bytes, gpt2, or the path to a tokenizer.json")
+    eot: str = option("<|endoftext|>", "the special token of a tokenizer.json that separates documents")
+    text_column: str = option("text", "JSON key or parquet column that holds the text")
+    val_fraction: float = option(0.005, "share of documents held out, chosen by a hash of text and seed")
+    val_docs: tuple[int, ...] = option((), "0-based indices of the documents to hold out")
+    val: tuple[str, ...] = option((), "files or folders whose documents are the validation split")
+    val_tail: float = option(0.0, "share of a one-document corpus to cut off its end")
+    shard_size: int = option(100_000_000, "ids in one file", "tokens")
+    workers: int = option(1, "threads that tokenize")
+    seed: int = option(1337, "seed of the choice of validation documents")
+    name: str = option("", "first part of the shards' names; default: the first source's stem")
+
+    def mistakes(self) -> Iterator[str]:
+        """Sentences about values that no preparation can have."""
+        yield from self.at_least(1, ["shard_size", "workers"])
+        if not 0 <= self.val_fraction < 1:
+            yield f"--val-fraction is {self.val_fraction}, it must be at least 0 and below 1"
+        if not 0 <= self.val_tail < 1:
+            yield f"--val-tail is {self.val_tail}, it must be at least 0 and below 1"
+        if any(index < 0 for index in self.val_docs):
+            yield f"--val-docs holds a negative index ({min(self.val_docs)}); the first document is 0"
+        if not -(2**63) <= self.seed < 2**63:
+            yield f"--seed is {self.seed}, it must fit into 64 bits"
+        rules = [bool(self.val_docs), bool(self.val), self.val_tail > 0]
+        if sum(rules) > 1:
+            yield "--val-docs, --val and --val-tail each decide the validation split; give one of them"
+        if not any(rules) and self.val_fraction == 0:
+            yield "--val-fraction 0 holds nothing out; give --val-docs, --val or --val-tail, or a fraction above 0"

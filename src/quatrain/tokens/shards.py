@@ -1,0 +1,115 @@
+"""The files of one split, written front to back: shards of ids and the index of document starts."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quatrain.files import sync_folder, writing
+from quatrain.text.tokenizers import Ids, Tokenizer
+from quatrain.tokens.overlap import Hashes
+
+
+class Encoded(NamedTuple):
+    """One document as ids (without eot), and what the store says about it."""
+
+    ids: Ids
+    text_bytes: int
+    hashed: int
+    surrogates: int
+    spans: Hashes
+
+
+class SplitWriter:
+    """Appends documents to the shards and the index of one split."""
+
+    def __init__(self, folder: Path, stem: str, tokenizer: Tokenizer, shard_size: int) -> None:
+        self.folder = folder
+        self.stem = stem
+        self.shard_size = shard_size
+        # By the largest id that the tokenizer can give, not by those seen: every shard of a corpus is alike.
+        self.dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+        self.eot = np.array([tokenizer.eot], dtype=self.dtype)
+        self.index = HashedFile(folder / f"{stem}.idx")
+        self.shard: HashedFile | None = None
+        self.room = 0  # ids that still fit into the open shard
+        self.shards: list[dict[str, Any]] = []
+        self.spans: list[Hashes] = []
+        self.tokens = self.documents = self.text_bytes = 0
+
+    def add(self, document: Encoded) -> None:
+        """Append eot and the ids of one document."""
+        self.index.write(np.array([self.tokens], dtype="<u8").tobytes())
+        self._append(self.eot)
+        self._append(document.ids.astype(self.dtype))
+        self.documents += 1
+        self.text_bytes += document.text_bytes
+        self.spans.append(document.spans)
+
+    def close(self) -> dict[str, Any]:
+        """Append the closing eot, finish the files, and return what store.json says of the split."""
+        self._append(self.eot)
+        self._finish_shard()
+        self.index.finish()
+        return {
+            "shards": self.shards,
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "bytes": self.text_bytes,
+            "idx": {"file": self.index.path.name, "sha256": self.index.sha256.hexdigest()},
+        }
+
+    def _append(self, ids: np.ndarray[Any, Any]) -> None:
+        while len(ids):
+            if self.shard is None or self.room == 0:
+                self._finish_shard()
+                self.shard = HashedFile(self.folder / f"{self.stem}_{len(self.shards):06d}.bin")
+                self.room = self.shard_size
+            part = ids[: self.room]
+            self.shard.write(part.tobytes())
+            self.room -= len(part)
+            self.tokens += len(part)
+            ids = ids[len(part) :]
+
+    def _finish_shard(self) -> None:
+        if self.shard is None:
+            return
+        self.shard.finish()
+        self.shards.append(
+            {
+                "file": self.shard.path.name,
+                "tokens": self.shard_size - self.room,
+                "dtype": "uint16" if self.dtype.itemsize == 2 else "uint32",
+                "offset": 0,
+                "sha256": self.shard.sha256.hexdigest(),
+            }
+        )
+        self.shard = None
+
+
+class HashedFile:
+    """A file written front to back under a temporary name, hashed on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path.with_name(path.name + ".tmp")
+        self.sha256 = hashlib.sha256()
+        with writing(path):
+            self.file = self.temporary.open("wb", buffering=1 << 20)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        with writing(self.path, len(data)):
+            self.file.write(data)
+        self.sha256.update(data)
+
+    def finish(self) -> None:
+        """Give the file its name: from now on it is whole."""
+        with writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self.temporary.replace(self.path)
+            sync_folder(self.path.parent)

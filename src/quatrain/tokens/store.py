@@ -1,0 +1,164 @@
+"""A token store on disk, and each of its splits as one virtual stream over its shards.
+
+`docs/formats.md` describes the files. Opening maps them into memory and checks their sizes; it reads no ids.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from quatrain.errors import DataError
+from quatrain.text.tokenizers import EOT_TEXT, Tokenizer, load_tokenizer
+
+VERSION = 1
+SplitName = Literal["train", "val"]
+SPLITS: tuple[SplitName, ...] = ("train", "val")
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+class TokenStream:
+    """Consecutive ids over one or more 1-D integer arrays, as if they were one.
+
+    A window may cross any border between the pieces. Nothing is copied until it is read.
+    """
+
+    def __init__(self, pieces: Sequence[IntArray]) -> None:
+        self.pieces = list(pieces)
+        self.ends = np.cumsum([len(piece) for piece in self.pieces], dtype=np.int64)  # position after each piece
+        self.dtype = np.result_type(*self.pieces) if self.pieces else np.dtype(np.uint16)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, where: slice) -> IntArray:
+        start, stop, step = where.indices(len(self))
+        if step != 1:
+            raise IndexError(f"a stream is read in steps of 1, not {step}")
+        return self.read(start, max(start, stop))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> IntArray:
+        return self.read(0, len(self)).astype(dtype or self.dtype, copy=False)
+
+    def read(self, start: int, stop: int) -> IntArray:
+        """A copy of the ids at positions start .. stop-1, which must exist."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"ids {start}..{stop} of a stream of {len(self)}")
+        ids = np.empty(stop - start, dtype=self.dtype)
+        piece = int(np.searchsorted(self.ends, start, side="right"))
+        filled = 0
+        while filled < len(ids):
+            begin = start + filled - (int(self.ends[piece]) - len(self.pieces[piece]))
+            part = self.pieces[piece][begin : begin + len(ids) - filled]
+            ids[filled : filled + len(part)] = part
+            filled += len(part)
+            piece += 1
+        return ids
+
+    def gather(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+        """Rows of consecutive ids, int64, shape (len(starts), length)."""
+        rows = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in enumerate(starts.tolist()):
+            rows[row] = self.read(start, start + length)
+        return rows
+
+
+class TokenStore:
+    """A finished store: `store.train` and `store.val` are `TokenStream`s."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Open a store. Raises `DataError` if it is unfinished, of another version, or a file's size is wrong."""
+        self.folder = Path(folder)
+        self.facts = _read_facts(self.folder)
+        self.fingerprint: str = self.facts["fingerprint"]
+        self.vocab_size: int = self.facts["tokenizer"]["vocab_size"]
+        self.eot: int = self.facts["tokenizer"]["eot"]
+        self.train = self.split("train")
+        self.val = self.split("val")
+
+    def split(self, name: SplitName) -> TokenStream:
+        """One split as a stream of ids."""
+        return TokenStream([self._map(shard) for shard in self.facts["splits"][name]["shards"]])
+
+    def document_starts(self, name: SplitName) -> npt.NDArray[np.uint64]:
+        """Position of the eot that begins each document of a split, in order."""
+        facts = self.facts["splits"][name]
+        path = self.folder / facts["idx"]["file"]
+        starts = _map_file(path, np.dtype("<u8"), 0, facts["documents"])
+        return starts.astype(np.uint64, copy=False)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The store's tokenizer, checked against its hash."""
+        path = self.folder / "tokenizer.json"
+        facts = self.facts["tokenizer"]
+        tokenizer = load_tokenizer(path, facts.get("eot_text", EOT_TEXT))
+        if tokenizer.sha256 != facts["sha256"]:
+            raise DataError(
+                f"{path}: sha256 is {tokenizer.sha256}, store.json says {facts['sha256']}; prepare it again"
+            )
+        return tokenizer
+
+    def damaged(self) -> Iterator[str]:
+        """Read everything and yield a sentence for each file whose hash is not the one written down."""
+        for name in SPLITS:
+            split = self.facts["splits"][name]
+            for part in [*split["shards"], split["idx"]]:
+                path = self.folder / part["file"]
+                with path.open("rb") as file:
+                    file.seek(part.get("offset", 0))
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != part["sha256"]:
+                    yield f"{path}: sha256 is {found}, store.json says {part['sha256']}"
+
+    def _map(self, shard: dict[str, Any]) -> IntArray:
+        path = self.folder / shard["file"]  # an absolute file name stays as it is
+        return _map_file(path, np.dtype(shard["dtype"]).newbyteorder("<"), shard["offset"], shard["tokens"])
+
+
+def _map_file(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> IntArray:
+    expected = offset + count * dtype.itemsize
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}; store.json names this file: copy it back or prepare again"
+        ) from error
+    if found != expected:
+        raise DataError(f"{path}: {found:,} bytes, store.json says {expected:,}; copy it again or prepare again")
+    if count == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    path = folder / "store.json"
+    if not path.is_file():
+        if (folder / "prepare.json").is_file():
+            raise DataError(f"{folder}: an unfinished preparation; give its prepare command again to finish it")
+        raise DataError(
+            f"{folder}: no token store here (no store.json); make one with: quatrain prepare SOURCE --out {folder}"
+        )
+    try:
+        facts: dict[str, Any] = json.loads(path.read_bytes())
+        version = facts["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a store's description ({error}); prepare it again") from error
+    if version != VERSION:
+        raise DataError(f"{path}: version {version} of the format, this quatrain reads version {VERSION}")
+    return facts
+
+
+def fingerprint(tokenizer: dict[str, Any], splits: dict[str, Any]) -> str:
+    """sha256 of what decides a store's ids: never of paths, times, workers or the names of shards."""
+    content = [tokenizer["sha256"], tokenizer["eot"]]
+    for name in SPLITS:
+        shards = [[shard["tokens"], shard["sha256"]] for shard in splits[name]["shards"]]
+        content.append([shards, splits[name]["idx"]["sha256"]])
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

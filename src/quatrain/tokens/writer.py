@@ -1,0 +1,397 @@
+"""Documents to a token store: read, tokenize in threads, write shards in order.
+
+A document begins with eot and a split ends with one more. Documents are tokenized in parallel and
+written in the order of the sources, with a bounded number of them in memory.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quatrain.errors import DataError, UsageError
+from quatrain.files import replace_file, writing
+from quatrain.text.sources import Document, Source, content_hash, find_sources, read_documents
+from quatrain.text.split import Rule, by_fraction, by_hashes, text_hash
+from quatrain.text.tokenizers import Tokenizer, named_tokenizer
+from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.overlap import sampled_spans, share_in_train, thinning
+from quatrain.tokens.shards import Encoded, SplitWriter
+from quatrain.tokens.store import SPLITS, VERSION, SplitName, TokenStore, fingerprint
+
+BATCH_CHARACTERS = 1 << 18  # text handed to a thread at once
+BATCHES_AHEAD = 4  # batches waiting for each thread: bounds the memory
+
+Report = Callable[[str], None]
+Assigned = tuple[Document, SplitName | None]  # None: the rule decides by the text
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class Counts:
+    """What happened to the documents of one pass."""
+
+    empty: int = 0
+    duplicates: int = 0  # left out of train because their text stands in the validation files
+    surrogates: int = 0
+    rows: dict[Path, int] = field(default_factory=dict)
+
+
+def prepare(
+    sources: list[str], out: Path | str, config: PrepareConfig | None = None, report: Report = lambda line: None
+) -> dict[str, Any]:
+    """Write a token store from documents and return what is in it (the keys of `prepare --json`).
+
+    The same sources and options give the same bytes, whatever `workers` is. A folder that already
+    holds the finished store of this request is left as it is; an unfinished one is written again.
+    Raises `UsageError` for wrong input and `QuatrainError` when `out` cannot be written.
+    """
+    config = config or PrepareConfig()
+    started = time.monotonic()
+    job = _Job.plan(sources, Path(out), config, report)
+    if job.finished():
+        report(f"{out} already holds the store of this request")
+    else:
+        job.claim_folder()
+        try:
+            job.run()
+        except UsageError:
+            job.remove_files()  # the input must change, and with it the request: nothing here can be continued
+            raise
+    return _summary(TokenStore(out), time.monotonic() - started)
+
+
+@dataclass
+class _Job:
+    """One preparation: what is read, how it is cut, where it goes."""
+
+    sources: list[Source]
+    val_sources: list[Source]
+    tokenizer: Tokenizer
+    config: PrepareConfig
+    out: Path
+    name: str
+    hashes: dict[Path, str]
+    report: Report
+    counts: Counts = field(default_factory=Counts)
+
+    @classmethod
+    def plan(cls, words: list[str], out: Path, config: PrepareConfig, report: Report) -> "_Job":
+        sources, passed_over = find_sources(words)
+        val_sources, val_passed_over = find_sources(list(config.val)) if config.val else ([], [])
+        for path in passed_over + val_passed_over:
+            report(f"passed over {path}: not a kind of file that holds documents")
+        hashes = {source.path: content_hash(source) for source in [*sources, *val_sources]}
+
+        def characters() -> Iterator[str]:
+            seen: set[str] = set()
+            for source in [*sources, *val_sources]:
+                for document in read_documents(source, config.text_column):
+                    seen.update(_whole_characters(document.text)[0])
+            return iter(seen)
+
+        tokenizer = named_tokenizer(config.tokenizer, characters, config.eot)
+        name = re.sub(r"[^A-Za-z0-9._-]", "", config.name or sources[0].stem) or "data"
+        return cls(sources, val_sources, tokenizer, config, out, name, hashes, report)
+
+    def request(self) -> str:
+        """Hash of everything that decides the ids and the split."""
+        options = {
+            key: value for key, value in asdict(self.config).items() if key not in ("workers", "tokenizer", "val")
+        }
+        content = {
+            "version": VERSION,
+            "tokenizer": self.tokenizer.sha256,
+            "sources": [self.hashes[source.path] for source in self.sources],
+            "val_sources": [self.hashes[source.path] for source in self.val_sources],
+            "options": options | {"name": self.name},
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def finished(self) -> bool:
+        """Whether `out` holds exactly this store; raises `DataError` if it holds another one."""
+        if not (self.out / "store.json").exists():
+            return False
+        request: str = TokenStore(self.out).facts["request"]
+        if request == self.request():
+            return True
+        raise DataError(
+            f"{self.out}: holds a finished store of other sources or options; choose another --out or remove it"
+        )
+
+    def claim_folder(self) -> None:
+        """Make the folder ours for this request, and remove what an interrupted try of it left."""
+        if self.out.exists() and not self.out.is_dir():
+            raise DataError(f"{self.out}: a file; --out must be a folder that is absent, empty or our own")
+        present = sorted(self.out.iterdir()) if self.out.exists() else []
+        if present:
+            self._check_ours(present)
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+        replace_file(self.out / "prepare.json", json.dumps({"version": VERSION, "request": self.request()}).encode())
+
+    def _check_ours(self, present: list[Path]) -> None:
+        ours = {*self._written(), *self._described()}
+        foreign = [path for path in present if path not in ours]
+        try:
+            request = json.loads((self.out / "prepare.json").read_bytes())["request"]
+        except (OSError, ValueError, KeyError, TypeError):
+            request = None
+        if foreign or request is None:
+            path = (foreign or present)[0]
+            raise DataError(
+                f"{path}: --out must be absent, empty or our own; this file is not ours, nothing was touched"
+            )
+        if request != self.request():
+            raise DataError(
+                f"{self.out}: holds an unfinished store of other sources or options; choose another --out, "
+                f"or remove that folder"
+            )
+
+    def _written(self) -> list[Path]:
+        pattern = re.compile(rf"{re.escape(self.name)}_(train|val)(_\d{{6,}}\.bin|\.idx)(\.tmp)?")
+        return [path for path in self.out.iterdir() if pattern.fullmatch(path.name)]
+
+    def _described(self) -> list[Path]:
+        names = ("tokenizer.json", "prepare.json", "store.json")
+        return [self.out / (name + ending) for name in names for ending in ("", ".tmp")]
+
+    def remove_files(self) -> None:
+        """Take back everything that this preparation has written, and the folder where nothing else is in it."""
+        for path in [*self._written(), *self._described()]:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: it holds what was not ours
+            self.out.rmdir()
+
+    def run(self) -> None:
+        """Write the shards, then `store.json` last."""
+        replace_file(self.out / "tokenizer.json", self.tokenizer.json)
+        splits, rule = self._write_by_rule()
+        tokenizer = {
+            "name": self.tokenizer.name,
+            "sha256": self.tokenizer.sha256,
+            "vocab_size": self.tokenizer.vocab_size,
+            "eot": self.tokenizer.eot,
+            "eot_text": self.config.eot,
+        }
+        facts = {
+            "version": VERSION,
+            "tokenizer": tokenizer,
+            "splits": splits,
+            "eot_style": "before",
+            "sources": [self._describe(source) for source in [*self.sources, *self.val_sources]],
+            "split": rule,
+            "counts": {
+                "empty": self.counts.empty,
+                "duplicates": self.counts.duplicates,
+                "surrogates": self.counts.surrogates,
+            },
+            "request": self.request(),
+            "fingerprint": fingerprint(tokenizer, splits),
+        }
+        replace_file(self.out / "store.json", (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+        (self.out / "prepare.json").unlink()
+
+    def _describe(self, source: Source) -> dict[str, Any]:
+        size = source.path.stat().st_size
+        rows = self.counts.rows[source.path]
+        return {"name": source.name, "size": size, "sha256": self.hashes[source.path], "rows": rows}
+
+    def _write_by_rule(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write both splits by the rule that the options name; `(splits, the rule as store.json tells it)`."""
+        config = self.config
+        if config.val_tail:
+            return self._write(self._cut_tail(), by_hashes(())), {"rule": "tail", "share": config.val_tail}
+        if config.val:
+            return self._write(self._validation_first(), by_hashes(())), {"rule": "files"}
+        if config.val_docs:
+            hashes = self._hashes_at(set(config.val_docs))
+            return self._write(self._documents(), by_hashes(hashes)), {
+                "rule": "documents",
+                "indices": list(config.val_docs),
+            }
+        return self._write_by_fraction(), {"rule": "hash", "fraction": config.val_fraction, "seed": config.seed}
+
+    def _write_by_fraction(self) -> dict[str, Any]:
+        smallest = _Smallest(by_fraction(self.config.val_fraction))
+        splits = self._write(self._documents(), smallest, may_lack_val=True)
+        if not splits["val"]["documents"]:
+            # Only a small corpus holds out nothing by chance: a second pass over it costs little.
+            self.report("no document fell into validation by its hash: holding out the one of smallest hash")
+            splits = self._write(self._documents(), by_hashes({smallest.hashed}))
+        return splits
+
+    def _documents(self) -> Iterator[Assigned]:
+        yield from self._read(self.sources, None)
+
+    def _read(self, sources: list[Source], split: SplitName | None) -> Iterator[Assigned]:
+        for source in sources:
+            rows = 0
+            for document in read_documents(source, self.config.text_column):
+                rows += 1
+                yield document, split
+            self.counts.rows[source.path] = rows
+
+    def _validation_first(self) -> Iterator[Assigned]:
+        """Validation files before the others, so that a text which stands in both can be left out of train."""
+        yield from chain(self._read(self.val_sources, "val"), self._read(self.sources, "train"))
+
+    def _cut_tail(self) -> Iterator[Assigned]:
+        documents = [document for document, _ in self._documents() if document.text]
+        if len(documents) != 1:
+            raise DataError(
+                f"--val-tail cuts one document, and there are {len(documents)}; hold out whole documents with "
+                f"--val-fraction, --val-docs or --val"
+            )
+        text, place = documents[0]
+        cut = int((1 - self.config.val_tail) * len(text))
+        self.report(
+            f"warning: --val-tail splits a document at character {cut:,} of {len(text):,}: the two sides are "
+            f"neighbours, so validation is a little easier than on an unseen document"
+        )
+        yield Document(text[:cut], place), "train"
+        yield Document(text[cut:], place), "val"
+
+    def _hashes_at(self, indices: set[int]) -> set[int]:
+        found: dict[int, int] = {}
+        count = 0
+        for count, (document, _) in enumerate(self._documents(), 1):
+            if count - 1 in indices:
+                found[count - 1] = text_hash(self.config.seed, _whole_characters(document.text)[1])
+        missing = sorted(indices - set(found))
+        if missing:
+            raise DataError(f"--val-docs names document {missing[0]}, and there are {count} (0 to {count - 1})")
+        return set(found.values())
+
+    def _write(self, documents: Iterable[Assigned], rule: Rule, may_lack_val: bool = False) -> dict[str, Any]:
+        """One pass: tokenize all documents and write both splits; returns what store.json says of them."""
+        for path in self._written():  # of an interrupted try, or of a first pass that held nothing out
+            path.unlink()
+        self.counts = Counts()
+        writers = {
+            split: SplitWriter(self.out, f"{self.name}_{split}", self.tokenizer, self.config.shard_size)
+            for split in SPLITS
+        }
+        held_out: set[int] = set()
+        bits = thinning(sum(source.path.stat().st_size for source in self.sources))
+
+        def encode(batch: list[Assigned]) -> list[tuple[Encoded | None, SplitName | None]]:
+            return [(_encode(document, self.tokenizer, self.config.seed, bits), split) for document, split in batch]
+
+        last_said = time.monotonic()
+        for encoded, split in chain.from_iterable(_in_order(encode, _batches(documents), self.config.workers)):
+            if encoded is None:
+                self.counts.empty += 1
+                continue
+            if split == "val":
+                held_out.add(encoded.hashed)
+            elif split == "train" and encoded.hashed in held_out:
+                self.counts.duplicates += 1
+                continue
+            self.counts.surrogates += encoded.surrogates
+            writers[split or ("val" if rule(encoded.hashed) else "train")].add(encoded)
+            if time.monotonic() - last_said > 5:
+                last_said = time.monotonic()
+                documents_so_far = sum(writer.documents for writer in writers.values())
+                self.report(f"{documents_so_far:,} documents, {sum(w.tokens for w in writers.values()):,} ids")
+        overlap = share_in_train(writers["train"].spans, writers["val"].spans)
+        splits: dict[str, Any] = {split: writer.close() for split, writer in writers.items()}
+        self._check_documents(splits, may_lack_val)
+        return splits | {"val": splits["val"] | {"share_in_train": round(overlap, 6)}}
+
+    def _check_documents(self, splits: dict[str, Any], may_lack_val: bool) -> None:
+        train, val = (splits[split]["documents"] for split in SPLITS)
+        if not train + val:
+            raise DataError(f"no document with text in {len(self.sources)} files ({self.counts.empty} empty)")
+        lacking = "train" if not train else "val" if not val and not may_lack_val else ""
+        if lacking:
+            raise DataError(
+                f"the {lacking} split has no document ({train} train, {val} val); a corpus of one text cannot be split "
+                f"by documents: cut it with --val-tail 0.1, or give validation files with --val"
+            )
+
+
+class _Smallest:
+    """A rule that also remembers the smallest hash it was asked about."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.hashed = 2**64
+
+    def __call__(self, hashed: int) -> bool:
+        self.hashed = min(self.hashed, hashed)
+        return self.rule(hashed)
+
+
+def _whole_characters(text: str) -> tuple[str, bytes, int]:
+    """The text, its UTF-8 and how many lone surrogates (legal in JSON, not in Unicode text) became U+FFFD."""
+    try:
+        return text, text.encode(), 0
+    except UnicodeEncodeError:
+        # As tiktoken does it: pairs that belong together are joined, what stays alone is replaced.
+        fixed = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return fixed, fixed.encode(), fixed.count("\ufffd") - text.count("\ufffd")
+
+
+def _encode(document: Document, tokenizer: Tokenizer, seed: int, bits: int) -> Encoded | None:
+    text, utf8, surrogates = _whole_characters(document.text)
+    if not text:
+        return None
+    try:
+        ids = tokenizer.encode(text)
+    except DataError as error:
+        raise DataError(f"{document.place}: {error}") from error
+    return Encoded(ids, len(utf8), text_hash(seed, utf8), surrogates, sampled_spans(ids, bits))
+
+
+def _batches(documents: Iterable[Assigned]) -> Iterator[list[Assigned]]:
+    batch: list[Assigned] = []
+    size = 0
+    for item in documents:
+        batch.append(item)
+        size += len(item[0].text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """`map` in threads, in order, with a bounded number of items read ahead (the tokenizers release the GIL)."""
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > workers * BATCHES_AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _summary(store: TokenStore, seconds: float) -> dict[str, Any]:
+    splits, counts = store.facts["splits"], store.facts["counts"]
+    train, val = (splits[split]["tokens"] for split in SPLITS)
+    return {
+        "documents": sum(splits[split]["documents"] for split in SPLITS),
+        "tokens": train + val,
+        "train_tokens": train,
+        "val_tokens": val,
+        **counts,
+        "seconds": round(seconds, 3),
+        "fingerprint": store.fingerprint,
+    }

@@ -1,0 +1,167 @@
+"""Checkpoints: a Hugging Face model folder with the trainer's state beside it, whole or absent.
+
+A checkpoint is written into a temporary folder, fsynced, and renamed; its manifest, written last,
+holds the sha256 of every file. The newest one whose manifest holds is the one that resumes.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from quatrain.errors import DataError
+from quatrain.files import sync_folder, writing
+from quatrain.model.gpt import GPT
+from quatrain.model.pretrained import load_model, save_model
+from quatrain.text.tokenizers import Tokenizer
+from quatrain.training.optim import optimizer_tensors, restore_optimizer
+
+STEP_FOLDER = re.compile(r"step_(\d{8,})")
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """All that a resume needs beside weights and moments: the rest is a function of the step."""
+
+    step: int  # updates done
+    rows_consumed: int
+    tokens: int
+    seconds: float  # of training, over all parts of the run
+    data_fingerprint: str
+    tokenizer_sha256: str
+    next_batch: str  # hash of the windows of the next step
+    loss_scale: float | None  # of fp16
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / "checkpoints" / f"step_{step:08d}"
+
+
+def save_checkpoint(
+    run: Path, model: GPT, tokenizer: Tokenizer, optimizer: torch.optim.Optimizer, state: TrainerState
+) -> Path:
+    """Write the checkpoint of a step; an equal state gives equal bytes. Returns its folder."""
+    folder = checkpoint_folder(run, state.step)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    with writing(folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_model(model, tokenizer, temporary)
+        (temporary / "trainer.safetensors").write_bytes(save(optimizer_tensors(model, optimizer)))
+        (temporary / "trainer.json").write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+        manifest = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+        (temporary / "manifest.json").write_text(json.dumps({"files": manifest}, indent=1) + "\n", encoding="utf-8")
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(temporary)
+        if folder.exists():  # a damaged one of the same step, or this very state
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+    return folder
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of a run's checkpoints, oldest first, good or not."""
+    parent = run / "checkpoints"
+    found = [(STEP_FOLDER.fullmatch(path.name), path) for path in parent.iterdir()] if parent.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file has the hash that its manifest says."""
+    try:
+        files = json.loads((folder / "manifest.json").read_bytes())["files"]
+        for name, expected in files.items():
+            if _sha256(folder / name) != expected:
+                return f"{name} is not what its manifest says"
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return f"no whole manifest and files ({error})"
+    return None
+
+
+def newest_good(run: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose manifest holds; each newer one is reported with what is wrong with it."""
+    for _, folder in reversed(checkpoints(run)):
+        wrong = damage(folder)
+        if wrong is None:
+            return folder
+        report(f"{folder}: {wrong}; falling back to the one before")
+    return None
+
+
+def find_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
+    """A checkpoint folder itself, or the newest good one of a run; raises `DataError` where there is none."""
+    if (path / "config.json").is_file():
+        return path
+    if not (path / "checkpoints").is_dir():
+        raise DataError(f"{path}: neither a run nor a checkpoint; make one with: quatrain train RECIPE --out {path}")
+    folder = newest_good(path, report)
+    if folder is None:
+        raise DataError(f"{path}: no whole checkpoint in this run; give its train command again")
+    return folder
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, if it does."""
+    run = checkpoint.resolve().parent.parent
+    return run if (run / "recipe.toml").is_file() else None
+
+
+def read_state(folder: Path) -> TrainerState:
+    """The trainer's part of a checkpoint."""
+    try:
+        return TrainerState(**json.loads((folder / "trainer.json").read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder}/trainer.json: not a trainer's state ({error})") from error
+
+
+@torch.no_grad()
+def restore(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    """Put weights and moments of a checkpoint into a model and its optimizer."""
+    loaded = load_model(folder)
+    if loaded.config != model.config:
+        # Files hold neither the padding nor the number of key heads as it was written.
+        shapes = {name: tuple(weight.shape) for name, weight in loaded.named_parameters()}
+        if shapes != {name: tuple(weight.shape) for name, weight in model.named_parameters()}:
+            raise DataError(f"{folder}: its model has other shapes than this recipe's; give this recipe another --out")
+    model.load_state_dict(loaded.state_dict())
+    try:
+        tensors = load_file(folder / "trainer.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder}/trainer.safetensors: cannot be read ({error})") from error
+    restore_optimizer(model, optimizer, tensors)
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove what a killed save left."""
+    for path in (run / "checkpoints").glob(".step_*.tmp"):
+        shutil.rmtree(path)
+
+
+def prune(run: Path, keep_last: int, keep_every: int, keep_steps: Iterable[int]) -> None:
+    """Remove checkpoints that no rule keeps; nothing, unless the newest one is whole."""
+    present = checkpoints(run)
+    if not present or damage(present[-1][1]) is not None:
+        return
+    kept = {step for step, _ in present[-keep_last:]} | set(keep_steps)
+    for step, folder in present:
+        if step not in kept and not (keep_every and step % keep_every == 0):
+            with contextlib.suppress(FileNotFoundError):  # someone else removed it: that is what we want
+                shutil.rmtree(folder)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

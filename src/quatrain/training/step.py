@@ -1,0 +1,88 @@
+"""One optimizer step: gradients of the global mean over micro-batches, clipping, update."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from quatrain.errors import QuatrainError
+from quatrain.model.device import Precision, autocast
+from quatrain.model.loss import summed_loss
+from quatrain.tokens.loader import Batch
+from quatrain.tokens.order import derive
+
+
+class StepResult(NamedTuple):
+    """What one step says of itself."""
+
+    loss: float  # nats per valid target of the global step
+    grad_norm: float  # before clipping
+
+
+def accumulate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    valid: int,
+    precision: Precision = "fp32",
+    before: Callable[[int], None] = lambda micro_step: None,
+    scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
+) -> torch.Tensor:
+    """Add the gradient of sum(losses) / valid over the micro-batches; returns that mean, detached.
+
+    Dividing the *sum* by the valid targets of the whole step, known beforehand, makes the gradient
+    that of one large batch however it is cut. `before` runs ahead of each forward.
+    """
+    total = torch.zeros((), device=next(model.parameters()).device)
+    for micro_step, batch in enumerate(batches):
+        before(micro_step)
+        with autocast(batch.inputs.device, precision):
+            loss = summed_loss(model, batch) / valid
+        torch.autograd.backward(scale(loss))
+        total += loss.detach()
+    return total
+
+
+class Step:
+    """The update of one network by one optimizer in one precision."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float, seed: int
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.precision = precision
+        self.clip = clip
+        self.seed = seed
+        # fp16 gradients underflow unless the loss is scaled; the other precisions have fp32's range.
+        device = next(model.parameters()).device.type
+        self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+
+    def __call__(self, step: int, lr: float, batches: Iterable[Batch], valid: int) -> StepResult:
+        """Run step number `step` (0-based). Raises `QuatrainError` before the update if anything is not finite."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+
+        def reseed(micro_step: int) -> None:
+            torch.manual_seed(derive(self.seed, step, micro_step))
+
+        loss = accumulate(self.model, batches, valid, self.precision, reseed, self.scaler.scale)
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip or math.inf)
+        result = StepResult(float(loss), float(norm))
+        self._check_finite(step, result)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return result
+
+    def _check_finite(self, step: int, result: StepResult) -> None:
+        # Under fp16 an overflowing gradient is expected now and then: the scaler skips that update.
+        if math.isfinite(result.loss) and (math.isfinite(result.grad_norm) or self.scaler.is_enabled()):
+            return
+        what = f"loss is {result.loss}, gradient norm {result.grad_norm}"
+        raise QuatrainError(
+            f"step {step + 1}: {what}; stopped before the update, the last checkpoint is as good as it was. "
+            f"Lower optim.lr, lengthen optim.warmup, or look at the data of this step"
+        )
