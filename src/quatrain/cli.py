@@ -1,5 +1,6 @@
 """argv to one command. Every error becomes one message and an exit code; a traceback is our own fault."""
 
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from quatrain.commands.sample import sample
 from quatrain.commands.train import settings_help, train
 from quatrain.errors import QuatrainError, UsageError, did_you_mean
 
+TAKE_SETTINGS = (["train"], ["inspect"])  # commands with `--section.key value`
 DOTTED = re.compile(r"--[A-Za-z][\w-]*\.[\w.-]+(=.*)?", re.DOTALL)
 
 
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     console.people_read_stderr(as_json)
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        result = _run(_dotted_last(words))
+        result = _run(_dotted_last(words) if words[:1] in TAKE_SETTINGS else words)
         if as_json:
             print(json.dumps(result, ensure_ascii=False), flush=True)
         return 0
@@ -69,24 +71,23 @@ def _run(words: list[str]) -> Any:
 
 
 def _dotted_last(words: list[str]) -> list[str]:
-    """`--section.key value` moved behind everything else, where a command takes them as its last words."""
+    """`--section.key value` moved behind everything else and a `--`: the command's last words, taken as they are."""
     dotted: list[str] = []
     others: list[str] = []
     rest = iter(words)
     for word in rest:
         if not DOTTED.fullmatch(word):
             others.append(word)
-        elif "=" in word:
-            dotted.append(word)
-        else:
-            dotted.append(word)
-            dotted.extend(value for value in [next(rest, None)] if value is not None)
-    return others + dotted
+            continue
+        dotted.append(word)
+        if "=" not in word:
+            dotted += itertools.islice(rest, 1)
+    return [*others, "--", *dotted] if dotted else others
 
 
 def _plain(error: cyclopts.CycloptsError, words: list[str], app: cyclopts.App) -> str:
     text = str(error).strip()
-    unknown = re.search(r"Unknown option: (?:\")?(--?[\w.-]+)", text)
+    unknown = re.search(r"Unknown option: (?:\")?(--?[\w.-]*\w)", text)
     if unknown and words[0] in app:
         known = [name for argument in app[words[0]].assemble_argument_collection() for name in argument.names]
         text = f"no option {unknown[1]}{did_you_mean(unknown[1], known)}"

@@ -59,7 +59,9 @@ def train(
 
     """
     extra: dict[str, Any] = {} if data is None else {"data.store": str(data.resolve())}
-    config, named = resolve(recipe, settings, extra | ({} if device is None else {"device": device}))
+    if device is not None:
+        extra["device"] = device
+    config, named = resolve(recipe, settings, extra, also=("--data", "--out", "--device", "--stop-at", "--json"))
     if not config.data.store:
         raise UsageError(
             "train needs --data STORE; "

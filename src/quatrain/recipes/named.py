@@ -43,7 +43,7 @@ def shakespeare() -> Recipe:
     """NanoGPT's CPU run on tinyshakespeare: 0.8M parameters, characters."""
     return Recipe(
         RunConfig(
-            model=ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, bias=False),
+            model=ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64),
             optim=OptimConfig(lr=1e-3, min_lr=1e-4, schedule="cosine", warmup=100, betas=(0.9, 0.99)),
             data=DataConfig(seq_len=64),
             train=TrainConfig(

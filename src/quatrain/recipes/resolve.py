@@ -53,16 +53,19 @@ def _option(key: str, field: "dataclasses.Field[Any]") -> Option:
     return Option(key, field.default, field.type, field.metadata["sentence"], field.metadata["unit"])
 
 
-def resolve(recipe: str, flags: Iterable[str] = (), extra: Values | None = None) -> tuple[RunConfig, Recipe | None]:
+def resolve(
+    recipe: str, flags: Iterable[str] = (), extra: Values | None = None, also: Iterable[str] = ()
+) -> tuple[RunConfig, Recipe | None]:
     """The configuration of a recipe with flags, and the named recipe if it is one.
 
     `recipe` is a built-in name or the path of a .toml; `flags` are command-line words; `extra` are
-    values by dotted key that win over both. Raises `ConfigError` with every mistake.
+    values by dotted key that win over both; `also` are the command's own options, which a mistyped
+    word may have meant. Raises `ConfigError` with every mistake.
     """
     named = RECIPES[recipe]() if recipe in RECIPES else None
     given = _from_config(named.config) if named else _from_file(Path(recipe))
     mistakes: list[str] = []
-    flagged = _from_flags(list(flags), mistakes)
+    flagged = _from_flags(list(flags), list(also), mistakes)
     for key, value in (extra or {}).items():
         flagged[key] = Given(value, "")
     known = {option.key: option for option in options()}
@@ -104,7 +107,7 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
-def _from_flags(words: list[str], mistakes: list[str]) -> dict[str, Given]:
+def _from_flags(words: list[str], also: list[str], mistakes: list[str]) -> dict[str, Given]:
     """`--section.key value` and `--section.key=value`; dashes and underscores in a key are the same."""
     given: dict[str, Given] = {}
     known = [option.key for option in options()]
@@ -116,7 +119,9 @@ def _from_flags(words: list[str], mistakes: list[str]) -> dict[str, Given]:
         name, equals, value = word[2:].partition("=")
         key = name.replace("-", "_")
         if key not in known:
-            mistakes.append(f"no option --{name}{did_you_mean(f'--{key}', [f'--{option}' for option in known])}")
+            mistakes.append(
+                f"no option --{name}{did_you_mean(f'--{key}', [*also, *(f'--{option}' for option in known)])}"
+            )
             if not equals and words and not words[0].startswith("--"):
                 words.pop(0)
             continue
