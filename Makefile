@@ -22,10 +22,12 @@ test: check
 
 soak: .venv/installed-dev
 	$(BIN)/python -m pytest -m soak
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "not soak" tests/text tests/tokens
 
 fix: .venv/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python tools/settings_table.py
 
 bench: .venv/installed-dev
 	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done

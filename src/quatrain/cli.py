@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
+from inspect import BoundArguments
 from types import FrameType
 from typing import Any
 
@@ -37,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     console.people_read_stderr(as_json)
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        result = _run(_dotted_last(words) if words[:1] in TAKE_SETTINGS else words)
+        command, bound = parse(words)
+        result = command(*bound.args, **bound.kwargs)
         if as_json:
             print(json.dumps(result, ensure_ascii=False), flush=True)
         return 0
@@ -53,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
         return 141
 
 
-def _run(words: list[str]) -> Any:
+def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
+    """The command that the words name, and its arguments; raises `UsageError` for what is none."""
     app = cyclopts.App(
         name="quatrain",
         help="Pretrain GPT-2-class language models from raw text: prepare, train, evaluate, sample.",
@@ -63,11 +67,13 @@ def _run(words: list[str]) -> Any:
     for command in (prepare, evaluate, sample, inspect, recipes, demo):
         app.command(command)
     app.command(train, help_epilogue=settings_help() if words[:1] == ["train"] else "")
+    if words[:1] in TAKE_SETTINGS:
+        words = _dotted_last(words)
     try:
-        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        function, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except cyclopts.CycloptsError as error:
         raise UsageError(_plain(error, words, app)) from error
-    return command(*bound.args, **bound.kwargs)
+    return function, bound
 
 
 def _dotted_last(words: list[str]) -> list[str]:

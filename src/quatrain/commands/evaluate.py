@@ -50,7 +50,7 @@ def evaluate(
     from quatrain.model.pretrained import load_folder_tokenizer, load_model
     from quatrain.recipes.resolve import resolve
     from quatrain.tokens.store import TokenStore
-    from quatrain.training.checkpoint import find_checkpoint, run_of
+    from quatrain.training.checkpoint import find_checkpoint, read_state, run_of
 
     checkpoint = find_checkpoint(run, say)
     trained_in = run_of(checkpoint)
@@ -72,6 +72,8 @@ def evaluate(
     packed = packing or (trained.data.packing if trained else "concat")
     result = score(model, store, split, length, packed, max_tokens, precision)
     say(_told(result, checkpoint, max_tokens))
+    if trained_in and read_state(checkpoint).data_fingerprint != store.fingerprint:
+        say("  these data are not the store that the run was trained on")
     return result | {"checkpoint": str(checkpoint)}
 
 

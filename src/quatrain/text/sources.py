@@ -69,6 +69,10 @@ def find_sources(words: list[str]) -> tuple[list[Source], list[Path]]:
     found: list[Source] = []
     passed_over: list[Path] = []
     for word in words:
+        if word.startswith("hub:"):
+            raise DataError(
+                f"{word}: hub streams are not read yet; download the data set's files and name their folder"
+            )
         if word.startswith("corpus:"):
             found.append(_built_in(word))
         elif os.path.isdir(word):

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from quatrain.console import warn
-from quatrain.errors import DataError, Stopped
+from quatrain.errors import DataError, QuatrainError, Stopped
 from quatrain.files import replace_file, writing
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
@@ -41,10 +41,12 @@ from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.optim import build_optimizer
 from quatrain.training.progress import Silent, Watcher
 from quatrain.training.schedule import learning_rate
+from quatrain.training.selftest import check_first_batch
 from quatrain.training.signals import StopRequest
 from quatrain.training.step import Step
 
 OURS = {"recipe.toml", "metrics.jsonl", "samples.jsonl", "checkpoints", "store"}  # what may lie in a run folder
+ROWS_CHECKED = 16  # of the first batch, read again from the files
 LEAKED_SHARE = 0.01  # of validation spans found in train: above it a low loss says little
 TOO_GOOD = 0.1  # nats per token that no honest validation of text reaches
 
@@ -150,7 +152,7 @@ class Trainer:
         self.watcher.begin(self.at.step, self.config.steps)
         try:
             with StopRequest() as stop:
-                self._warn_of_leaks()
+                self._check_data()
                 self._loop(last, stop)
         finally:
             self.watcher.end()
@@ -181,7 +183,13 @@ class Trainer:
             for first in range(0, self.rows_per_step, config.micro_batch)
         )
         self.model.train()
-        result = self.step(step, lr, micro_batches, config.tokens_per_step)
+        try:
+            result = self.step(step, lr, micro_batches, config.tokens_per_step)
+        except torch.OutOfMemoryError as error:
+            raise QuatrainError(
+                f"step {step + 1}: {self.model.device} has not enough memory for micro_batch {config.micro_batch}; "
+                f"give the same command with a smaller --train.micro-batch: the rows of each step stay the same"
+            ) from error
         seconds = time.perf_counter() - started
         self.at = Progressed(
             step + 1,
@@ -307,7 +315,10 @@ class Trainer:
         self.saved = state.step
         self.watcher.say(f"resuming from {checkpoint}: step {state.step} of {self.config.steps}")
 
-    def _warn_of_leaks(self) -> None:
+    def _check_data(self) -> None:
+        """What is too good to be true is looked for before it can be believed."""
+        if self.at.step < self.config.steps:
+            check_first_batch(self.loader, self.store, "train", self.at.rows, min(self.rows_per_step, ROWS_CHECKED))
         share = self.store.facts["splits"]["val"].get("share_in_train", 0.0)
         if share > LEAKED_SHARE:
             warn(f"{share:.1%} of sampled validation spans stand word for word in train: the validation loss flatters")

@@ -1,0 +1,164 @@
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quatrain.errors import DataError
+from quatrain.tokens import loader as loader_module
+from quatrain.tokens.config import DataConfig, PrepareConfig
+from quatrain.tokens.loader import Loader, batch_of
+from quatrain.tokens.order import window_starts
+from quatrain.tokens.packing import packed_mask
+from quatrain.tokens.store import TokenStore, TokenStream
+from quatrain.tokens.writer import prepare
+
+
+def positions_stream(*sizes: int) -> TokenStream:
+    """A stream in which every id is its position, in shards of these sizes."""
+    return TokenStream(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """The sonnets again, in shards of 700 ids, the last one shorter: documents cross the borders."""
+    folder = tmp_path_factory.mktemp("sharded") / "store"
+    prepare(["corpus:sonnets"], folder, PrepareConfig(tokenizer="char", val_docs=(7,), shard_size=700))
+    return TokenStore(folder)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+def test_a_batch_holds_the_windows_of_its_rows_as_int64(order):
+    loader = Loader(positions_stream(60, 41), DataConfig(seq_len=8, order=order, seed=3), eot=0)
+    assert loader.rows_per_epoch == 12
+    batch = loader.batch(10, 5)  # two rows of this epoch, three of the next
+    starts = window_starts(order, 101, 8, 3, np.arange(10, 15))
+    assert batch.inputs.tolist() == [list(range(s, s + 8)) for s in starts]
+    assert torch.equal(batch.targets, batch.inputs + 1)
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert batch.inputs.is_contiguous()
+    assert batch.valid == 40
+    assert batch.documents is None
+    assert batch.positions is None
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_case_01_02_03_04_an_epoch_of_a_store_on_disk_holds_each_target_once_whatever_the_ranks(sharded, world_size):
+    T, rows_per_rank = 16, 4
+    loaders = [Loader(sharded.train, DataConfig(seq_len=T), sharded.eot) for _ in range(world_size)]
+    k, rows_per_step = loaders[0].rows_per_epoch, rows_per_rank * world_size
+    found = []
+    for step in range(-(-k // rows_per_step)):
+        for rank, loader in enumerate(loaders):
+            found.append(loader.batch(step * rows_per_step + rank * rows_per_rank, rows_per_rank).targets)
+    targets = torch.cat(found)[:k]
+
+    files = sorted(sharded.folder.glob("*_train_*.bin"))
+    assert len(files) == 7
+    stream = np.concatenate([np.fromfile(file, dtype="<u2") for file in files])
+    omitted = (len(stream) - 1) % T
+    assert targets.numel() == len(stream) - 1 - omitted
+    missing = Counter(stream[1:].tolist())
+    missing.subtract(targets.flatten().tolist())
+    assert min(missing.values()) >= 0
+    assert missing.total() == omitted
+
+
+@given(rows_per_rank=st.integers(1, 3), world_size=st.integers(1, 4), step=st.integers(0, 40), micro=st.integers(1, 12))
+def test_any_ranks_and_micro_batches_see_the_same_global_batch(rows_per_rank, world_size, step, micro):
+    loader = Loader(positions_stream(90, 111), DataConfig(seq_len=10), eot=0)
+    count = rows_per_rank * world_size
+    whole = loader.batch(step * count, count).inputs
+    slices = [loader.batch(step * count + rank * rows_per_rank, rows_per_rank).inputs for rank in range(world_size)]
+    assert torch.equal(torch.cat(slices), whole)
+    cut = [loader.batch(step * count + at, min(micro, count - at)).inputs for at in range(0, count, micro)]
+    assert torch.equal(torch.cat(cut), whole)
+
+
+def test_case_05_ranks_never_share_a_batch(monkeypatch):
+    loader = Loader(positions_stream(500, 501), DataConfig(seq_len=10), eot=0)
+
+    def hashes():
+        return {loader.hash_of(rank * 4, 4) for rank in range(8)}
+
+    assert len(hashes()) == 8
+    monkeypatch.setattr(loader_module, "window_starts", lambda order, n, T, seed, rows: np.arange(len(rows)) * T)
+    assert len(hashes()) == 1  # the fault: the rank never enters
+
+
+def test_the_hash_is_that_of_the_windows_whatever_the_packing():
+    stream = positions_stream(70, 31)
+    concat, document = (Loader(stream, DataConfig(seq_len=9, packing=p), eot=0) for p in ("concat", "document"))
+    batch = concat.batch(5, 3)
+    windows = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1).numpy()
+    assert concat.hash_of(5, 3) == hashlib.sha256(windows.astype("<i8").tobytes()).hexdigest()
+    assert document.hash_of(5, 3) == concat.hash_of(5, 3)
+    assert concat.hash_of(6, 3) != concat.hash_of(5, 3)
+
+
+def test_case_11_14_15_a_row_is_the_same_for_a_fresh_loader_in_any_epoch():
+    stream, config = positions_stream(101), DataConfig(seq_len=8)
+    used, k = Loader(stream, config, eot=0), 12
+    epochs = [used.batch(epoch * k, k).inputs for epoch in range(4)]
+    for epoch in (3, 1, 2, 0):
+        assert torch.equal(Loader(stream, config, eot=0).batch(epoch * k, k).inputs, epochs[epoch])
+    assert len({tuple(epoch.flatten().tolist()) for epoch in epochs}) == 4
+
+
+def test_case_12_the_seed_of_the_settings_decides_the_order():
+    def rows(seed: int) -> list[list[int]]:
+        return Loader(positions_stream(1001), DataConfig(seq_len=8, seed=seed), eot=0).batch(0, 100).inputs.tolist()
+
+    assert rows(1) == rows(1)
+    assert sum(one == other for one, other in zip(rows(1), rows(2), strict=True)) < 10
+
+
+def test_case_13_shuffling_is_the_default():
+    assert DataConfig().order == "shuffle"
+
+
+def test_sequential_order_hands_over_the_last_target_across_shards(sharded):
+    loader = Loader(sharded.train, DataConfig(seq_len=16, order="sequential"), sharded.eot)
+    batches = [loader.batch(first, 3) for first in range(0, loader.rows_per_epoch - 2, 3)]
+    for one, following in zip(batches, batches[1:], strict=False):
+        assert one.targets[-1, -1] == following.inputs[0, 0]
+    inputs = torch.cat([batch.inputs for batch in batches]).flatten()
+    assert inputs.tolist() == sharded.train[: len(inputs)].tolist()
+
+
+def test_document_packing_adds_documents_and_positions_to_the_same_windows(sharded):
+    batches = {
+        packing: Loader(sharded.train, DataConfig(seq_len=300, packing=packing), sharded.eot).batch(0, 10)
+        for packing in ("concat", "document")
+    }
+    packed = batches["document"]
+    assert torch.equal(packed.inputs, batches["concat"].inputs)
+    assert torch.equal(packed.targets, batches["concat"].targets)  # no target is masked
+    assert packed.valid == batches["concat"].valid == 3000
+    assert packed.documents.max() > 0
+    for inputs, documents, positions in zip(packed.inputs, packed.documents, packed.positions, strict=True):
+        mask, expected = packed_mask(inputs.numpy(), sharded.eot)
+        assert positions.tolist() == expected.tolist()
+        assert torch.equal((documents[:, None] == documents[None, :]).tril(), torch.from_numpy(mask))
+
+
+def test_the_target_eot_belongs_to_the_document_that_it_ends():
+    windows = np.array([[9, 1, 2, 9, 3, 4, 9]])
+    batch = batch_of(windows, "document", 9, torch.device("cpu"))
+    assert batch.targets.tolist() == [[1, 2, 9, 3, 4, 9]]
+    assert batch.documents.tolist() == [[1, 1, 1, 2, 2, 2]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
+
+
+def test_case_06_a_split_of_one_window_gives_it_in_every_epoch():
+    loader = Loader(positions_stream(9), DataConfig(seq_len=8), eot=0)
+    assert loader.rows_per_epoch == 1
+    assert loader.batch(0, 3).inputs.tolist() == [list(range(8))] * 3
+
+
+def test_case_08_a_split_shorter_than_a_window_is_refused_with_both_numbers():
+    with pytest.raises(DataError, match=r"has 8 ids.*seq_len 8 needs 9"):
+        Loader(positions_stream(8), DataConfig(seq_len=8), eot=0)

@@ -1,0 +1,46 @@
+import dataclasses
+
+import pytest
+import torch
+
+from quatrain.errors import QuatrainError
+from quatrain.tokens.config import DataConfig, PrepareConfig
+from quatrain.tokens.loader import Batch, Loader
+from quatrain.tokens.store import TokenStore
+from quatrain.tokens.writer import prepare
+from quatrain.training.selftest import check_first_batch
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    folder = tmp_path_factory.mktemp("sharded") / "store"
+    prepare(["corpus:sonnets"], folder, PrepareConfig(tokenizer="char", val_docs=(7,), shard_size=50))
+    return TokenStore(folder)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+def test_a_right_batch_passes_across_shards(sharded: TokenStore, order: str) -> None:
+    loader = Loader(sharded.train, DataConfig(seq_len=120, order=order), sharded.eot)
+    check_first_batch(loader, sharded, "train", first_row=3, count=8)
+
+
+def targets_equal_to_inputs(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, targets=batch.inputs)
+
+
+def shifted_the_wrong_way(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, inputs=batch.targets, targets=batch.inputs)
+
+
+def another_id(batch: Batch) -> Batch:
+    inputs = torch.where(torch.arange(batch.inputs.shape[1]) == 7, batch.inputs + 1, batch.inputs)
+    return dataclasses.replace(batch, inputs=inputs)
+
+
+@pytest.mark.parametrize("fault", [targets_equal_to_inputs, shifted_the_wrong_way, another_id])
+def test_the_classic_shifts_are_found(sharded: TokenStore, monkeypatch: pytest.MonkeyPatch, fault: object) -> None:
+    loader = Loader(sharded.train, DataConfig(seq_len=64), sharded.eot)
+    right = loader.batch
+    monkeypatch.setattr(loader, "batch", lambda first_row, count: fault(right(first_row, count)))
+    with pytest.raises(QuatrainError, match="row 0 of the train split is not what its files hold"):
+        check_first_batch(loader, sharded, "train", first_row=0, count=4)
