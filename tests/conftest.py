@@ -4,6 +4,9 @@ import os
 import re
 from pathlib import Path
 
+# One thread each: tiny models gain nothing from more, and the workers of pytest-xdist would fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 

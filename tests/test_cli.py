@@ -1,9 +1,13 @@
+import errno
+import inspect
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +20,26 @@ from quatrain.recipes.resolve import options
 COMMANDS = ["prepare", "train", "evaluate", "sample", "inspect", "recipes", "demo"]
 
 # A model that trains in a blink: 6 steps of 4 windows of 16 ids.
-TINY = (
-    "--model.n-layer 1 --model.n-head 2 --model.n-embd 16 --model.block-size 16 --data.seq-len 16 --train.steps 6 "
-    "--train.tokens-per-step 64 --train.micro-batch 2 --train.eval-every 3 --train.save-every 3 --train.samples 1 "
-    "--train.sample-tokens 4 --optim.warmup 2 --device cpu"
-).split()
+TINY = [
+    f"--{key}={value}"
+    for key, value in {
+        "model.n-layer": 1,
+        "model.n-head": 2,
+        "model.n-embd": 16,
+        "model.block-size": 16,
+        "data.seq-len": 16,
+        "optim.warmup": 2,
+        "train.steps": 6,
+        "train.tokens-per-step": 64,
+        "train.micro-batch": 2,
+        "train.eval-every": 3,
+        "train.save-every": 3,
+        "train.samples": 1,
+        "train.sample-tokens": 4,
+        "train.precision": "fp32",
+        "device": "cpu",
+    }.items()
+]
 
 
 class Answer(NamedTuple):
@@ -72,6 +91,17 @@ def files_in(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+def full_after(count: int) -> Callable[[int], None]:
+    """An `os.fsync` that succeeds so many times, and then finds the disk full."""
+    left = iter(range(count))
+
+    def fsync(descriptor: int) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return fsync
+
+
 def in_process(script: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """A script in a Python of its own."""
     command = [sys.executable, "-c", script, *map(str, words)]
@@ -101,10 +131,15 @@ print("torch" in sys.modules)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_names_every_flag_with_a_sentence(command):
+def test_help_has_a_sentence_for_every_flag(command):
     text = done(command, "--help").out
     assert text.startswith(f"Usage: quatrain {command}")
-    assert "--json" in text
+    function = getattr(cli, command)
+    for name in inspect.signature(function).parameters:
+        if name == "settings":  # taken whole; `train --help` has their table
+            continue
+        assert re.search(rf"(--{name.replace('_', '-')}|{name.upper()})\b", text), name
+        assert re.search(rf"^ *{name}\n +\w", function.__doc__, re.MULTILINE), name
 
 
 def test_help_of_train_lists_every_setting_with_sentence_unit_and_default():
@@ -124,7 +159,7 @@ def test_version_is_the_packages():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["evalute", "RUN"], 'Did you mean "evaluate"?'),
+        (["evaluat", "RUN"], 'Did you mean "evaluate"?'),
         (["nonsense"], "Available commands: prepare"),
         (["train"], "quatrain train --help"),
         (["prepare", "corpus:sonnets"], "--out requires an argument"),
@@ -203,3 +238,23 @@ def test_case_54_files_never_depend_on_the_locales_encoding():
     assert process.returncode == 0, process.stderr
     done(*prepare, "--out", "B")
     assert files_in(Path("A")) == files_in(Path("B"))
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bytes", "gpt2"])
+def test_the_four_lines_from_text_to_a_sample_give_the_same_again(tokenizer):
+    texts = [f"{number} bottles of “beer” on the wall, take {number % 3} down" for number in range(40)]
+    Path("songs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    told = []
+    for folder in ("first", "second"):
+        prepare = ["songs.jsonl", "--tokenizer", tokenizer, "--val-docs", "3,30", "--out", f"{folder}/store"]
+        train = ["sonnets", "--data", f"{folder}/store", "--out", f"{folder}/run", *TINY]
+        prompt = ["--prompt", "9 bottles", "--max-tokens", "5", "--n", "2"]
+        prepared = done("prepare", *prepare, "--json").json
+        trained = done("train", *train, "--json").json
+        scored = done("evaluate", f"{folder}/run", "--json").json
+        drawn = done("sample", f"{folder}/run", *prompt, "--json").json
+        assert (prepared["documents"], trained["step"]) == (40, 6)
+        assert scored["loss"] == pytest.approx(trained["val_loss"])
+        assert scored["tokens"] == prepared["val_tokens"] - 1
+        told.append([prepared["fingerprint"], trained["train_loss"], scored["loss"], drawn["samples"]])
+    assert told[0] == told[1]

@@ -82,7 +82,7 @@ def theirs(content: bytes) -> tokenizers.Tokenizer:
 
 @pytest.fixture
 def tiktoken_gpt2(tmp_path, monkeypatch) -> tiktoken.Encoding:
-    """tiktoken's own gpt2, from its own loader and under OpenAI's hashes; only the download is replaced by our files."""
+    """tiktoken's own gpt2, from its own loader and under OpenAI's hashes; our files stand in for the download."""
     vocab = json.loads(_fixed("gpt2").json)["model"]["vocab"]
     files = {
         "vocab.bpe": (resources.files("quatrain.text") / "vocab.bpe").read_bytes(),
@@ -128,7 +128,7 @@ def test_case_52_the_check_sees_a_tokenizer_that_allows_special_tokens(monkeypat
 
 
 def test_the_marker_is_thirteen_characters_in_char():
-    encode, decode, V, eot = build_tokenizer(["<|endoftext|>"])
+    encode, _, V, eot = build_tokenizer([EOT_TEXT])
     assert len(encode(EOT_TEXT)) == 13
     assert (V, eot) == (len(set(EOT_TEXT)) + 1, len(set(EOT_TEXT)))
 

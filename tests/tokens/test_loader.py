@@ -1,5 +1,6 @@
 import hashlib
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_case_13_shuffling_is_the_default():
 def test_sequential_order_hands_over_the_last_target_across_shards(sharded):
     loader = Loader(sharded.train, DataConfig(seq_len=16, order="sequential"), sharded.eot)
     batches = [loader.batch(first, 3) for first in range(0, loader.rows_per_epoch - 2, 3)]
-    for one, following in zip(batches, batches[1:], strict=False):
+    for one, following in pairwise(batches):
         assert one.targets[-1, -1] == following.inputs[0, 0]
     inputs = torch.cat([batch.inputs for batch in batches]).flatten()
     assert inputs.tolist() == sharded.train[: len(inputs)].tolist()

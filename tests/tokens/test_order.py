@@ -83,7 +83,7 @@ def excess(counts: np.ndarray, weights: np.ndarray) -> float:
 
 
 def excess_of_first_and_pairs(shuffle: Shuffle, n: int) -> tuple[float, float]:
-    keys = 200 if n < 64 else 400
+    keys = {5: 80, 13: 120}.get(n, 300)
     values = np.stack([shuffle(np.arange(n), n, derive(1, epoch, order.PERMUTATION)) for epoch in range(keys)])
     cells = np.arange(n) * min(n, 20) // n  # every value a cell of its own up to n = 20
     size = cells[-1] + 1
@@ -201,7 +201,7 @@ def test_case_01_windows_cut_shard_by_shard_are_noticed():
     assert not each_target_once(windows, sum(sizes), T)
 
 
-@given(n=st.integers(60, 400), T=st.integers(1, 20), seed=SEEDS, first=st.integers(0, 300), count=st.integers(1, 90))
+@given(n=st.integers(60, 400), T=st.integers(1, 20), seed=SEEDS, first=st.integers(0, 300), count=st.integers(1, 60))
 def test_rows_computed_together_apart_or_in_another_order_agree(n, T, seed, first, count):
     rows = np.arange(first, first + count)
     for name in ("shuffle", "sequential", "random"):
@@ -224,13 +224,14 @@ def test_case_12_order_differs_by_seed_and_epoch_and_is_equal_for_equal_seed(mon
     for name in ("shuffle", "random"):
         assert np.array_equal(epochs(name, 1), epochs(name, 1))
         assert differ(name)
+    monkeypatch.setattr(order, "_round_keys", order._round_keys.__wrapped__)
     monkeypatch.setattr(order, "derive", lambda seed, *words: derive(0, *words))  # the seed is never passed
     assert not differ("shuffle")
 
 
 def test_every_phase_is_drawn():
     n, T = 11, 4  # 2 windows, 2 targets left out: phases 0, 1, 2
-    starts = window_starts("shuffle", n, T, 5, np.arange(2 * 40)).reshape(40, 2)
+    starts = window_starts("shuffle", n, T, 5, np.arange(2 * 20)).reshape(20, 2)
     assert set((starts % T).ravel().tolist()) == {0, 1, 2}
 
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,7 +127,7 @@ def test_sequential_batches_read_each_id_once_and_hand_over_the_last_target(size
     assert np.array_equal(np.ravel([x for x, _ in batches]), np.arange(full * B * T))
     assert np.array_equal(np.ravel([y for _, y in batches]), np.arange(1, full * B * T + 1))
     assert all(x.shape == y.shape == (B, T) and x.dtype == y.dtype == np.int64 for x, y in batches)
-    for (_, y), (x, _) in zip(batches, batches[1:], strict=False):
+    for (_, y), (x, _) in pairwise(batches):
         assert y[-1, -1] == x[0, 0]
 
 

@@ -91,8 +91,16 @@ def _one_sample(
     on_text(number, stops.push(stream.end()))
     on_text(number, stops.end())
     if stops.found:
-        ids = [token for token, end in zip(ids, ends, strict=True) if end <= len(stops.text)]
+        ids = ids[: _ids_of(len(stops.text), ends)]
     return Sample(stops.text, ids, "stop" if at_eot or stops.found else "length")
+
+
+def _ids_of(length: int, ends: list[int]) -> int:
+    """How many ids the first `length` characters take, given the characters complete behind each id."""
+    if length == 0:
+        return 0
+    # Not the last such id: those behind it may be the first bytes of a character that the stop text begins with.
+    return ends.index(length) + 1 if length in ends else sum(end < length for end in ends)
 
 
 def _next_ids(model: GPT, prompt: Sequence[int], limit: int, config: SamplingConfig, number: int) -> Iterator[int]:
@@ -101,7 +109,9 @@ def _next_ids(model: GPT, prompt: Sequence[int], limit: int, config: SamplingCon
         hidden = model.hidden(torch.tensor([row], device=model.device))  # (1, T, C)
         logits = model.head(hidden[:, -1]).float()  # (1, V)
         draw = derive(config.seed, number, len(row)) / 2**64
-        token = int(choose(logits, torch.tensor([draw]), config.temperature, config.top_k, config.top_p))
+        token = int(
+            choose(logits, torch.tensor([draw], dtype=torch.float64), config.temperature, config.top_k, config.top_p)
+        )
         row.append(token)
         yield token
 
@@ -125,11 +135,16 @@ def choose(logits: Tensor, draws: Tensor, temperature: float, top_k: int | None,
 
 
 def nucleus(probabilities: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Which of the sorted probabilities (B, V) may be drawn, bool (B, V): at least the first."""
-    before = probabilities.cumsum(dim=-1) - probabilities  # what the likelier ids hold together
-    kept = before < top_p
+    """Which of the sorted probabilities (B, V) may be drawn, bool (B, V): at least the first.
+
+    top_p is a share of what top_k leaves, as in transformers.
+    """
+    among = torch.ones_like(probabilities, dtype=torch.bool)
     if top_k is not None:
-        kept[:, top_k:] = False
+        among[:, top_k:] = False
+    drawable = probabilities * among
+    before = drawable.cumsum(dim=-1) - drawable  # what the likelier ids hold together
+    kept = among & (before < top_p * drawable.sum(dim=-1, keepdim=True))
     kept[:, 0] = True
     return kept
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quatrain.errors import DataError
+from quatrain.errors import DataError, UsageError
 from quatrain.model.device import Precision, autocast
 from quatrain.model.gpt import GPT
 from quatrain.model.loss import summed_loss
@@ -69,7 +69,9 @@ def scored_targets(n: int, max_tokens: int | None) -> int:
     """How many targets a pass over n ids scores; raises `DataError` where there is none."""
     if n < 2:
         raise DataError(f"a split of {n} ids has no target to score; expected at least 2")
-    return min(n - 1, max_tokens or n - 1)
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
+    return n - 1 if max_tokens is None else min(n - 1, max_tokens)
 
 
 def data_hash(stream: TokenStream, max_tokens: int | None) -> str:

@@ -20,8 +20,8 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         self.c_attn = nn.Linear(C, C + 2 * self.n_kv_head * D, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.q_norm = nn.RMSNorm(D, eps=RMS_EPS) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(D, eps=RMS_EPS) if config.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(D) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(D) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         """`x` is (B, T, C); `rotation` holds cos and sin; `mask` is bool (B, 1, T, T), or None for plain causal."""
@@ -46,12 +46,24 @@ class Attention(nn.Module):
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
 
+class RMSNorm(nn.RMSNorm):
+    """Zhang and Sennrich 2019, computed in fp32 at least; the output has the input's dtype."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=RMS_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).type_as(x)
+
+
 def rotation_table(block_size: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position's angles, fp32, shape (block_size, D/2).
 
     They stay fp32 under autocast: bf16 tells only 513 of 1,024 positions apart.
     """
-    inverse_wavelengths = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    # In this order of operations the frequencies are those of transformers, bit for bit.
+    inverse_wavelengths = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(block_size, dtype=torch.float32), inverse_wavelengths)
     return angles.cos(), angles.sin()
 

@@ -29,13 +29,21 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(wanted: Precision, device: torch.device) -> Precision:
-    """The precision that `auto` means on this device: bf16 where CUDA has it in hardware, else fp32."""
+    """The precision that `auto` means on this device: bf16 where the hardware multiplies it, else fp32."""
     if wanted == "fp16" and device.type == "cpu":
         raise UsageError("train.precision fp16 gains nothing on a CPU and loses range; use fp32 or bf16")
     if wanted != "auto":
         return wanted
-    has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    return "bf16" if has_bf16 else "fp32"
+    return "bf16" if _multiplies_bf16(device) else "fp32"
+
+
+def _multiplies_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":  # a CPU without these instructions emulates bf16, and slowly
+        capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return False
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:

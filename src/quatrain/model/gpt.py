@@ -4,6 +4,7 @@ In memory every linear weight is (out, in); `pretrained` knows how files store t
 """
 
 import math
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quatrain.errors import ConfigError
-from quatrain.model.attention import RMS_EPS, Attention, document_mask, rotation_table
+from quatrain.model.attention import Attention, RMSNorm, document_mask, rotation_table
 from quatrain.model.config import ModelConfig
 
 LAYERNORM_EPS = 1e-5
 INIT_STD = 0.02
+VOCABULARY_TABLES = ("transformer.wte.weight", "lm_head.weight")  # a row for each id of the padded vocabulary
 
 
 class GPT(nn.Module):
@@ -37,11 +39,8 @@ class GPT(nn.Module):
             | {"h": nn.ModuleList(Block(config) for _ in range(config.n_layer)), "ln_f": norm(config)}
         )
         self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
-        if config.position == "rope":
-            cos, sin = rotation_table(config.block_size, config.head_dim, config.rope_theta)
-            self.register_buffer("cos", cos, persistent=False)  # (block_size, D/2)
-            self.register_buffer("sin", sin, persistent=False)
         self._initialise(generator)
+        self._build_rotation()
 
     def forward(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) over the true vocabulary, for ids int64 (B, T).
@@ -82,6 +81,18 @@ class GPT(nn.Module):
         """Where the parameters are."""
         return self.head_weight.device
 
+    def _build_rotation(self) -> None:
+        if self.config.position == "rope":
+            cos, sin = rotation_table(self.config.block_size, self.config.head_dim, self.config.rope_theta)
+            self.register_buffer("cos", cos.to(self.device), persistent=False)  # (block_size, D/2)
+            self.register_buffer("sin", sin.to(self.device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GPT":
+        """What `.to`, `.half` and their kin call: the rotation is built again, fp32, rather than converted."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._build_rotation()
+        return self
+
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.config.position != "rope":
             return None
@@ -94,11 +105,12 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
+            elif name in VOCABULARY_TABLES:
+                parameter[: self.config.vocab_size].normal_(std=INIT_STD, generator=generator)
+                parameter[self.config.vocab_size :] = 0
             elif parameter.dim() >= 2:
                 std = residual_std if name.endswith("c_proj.weight") else INIT_STD
                 parameter.normal_(std=std, generator=generator)
-        for table in (self.transformer["wte"].weight, self.head_weight):
-            cast(Tensor, table)[self.config.vocab_size :] = 0
 
 
 class Block(nn.Module):
@@ -156,5 +168,5 @@ MLPS: dict[str, type[GeluMlp]] = {"gelu_tanh": GeluMlp, "relu2": Relu2Mlp, "swig
 def norm(config: ModelConfig) -> nn.Module:
     """The norm of a block, over the residual stream's C channels."""
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, eps=RMS_EPS)
+        return RMSNorm(config.n_embd)
     return nn.LayerNorm(config.n_embd, eps=LAYERNORM_EPS, bias=config.bias)

@@ -9,16 +9,17 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from quatrain.errors import DataError, QuatrainError
+from quatrain.errors import DataError, QuatrainError, UsageError
 from quatrain.model.config import Mlp, ModelConfig
-from quatrain.model.gpt import GPT, INIT_STD, LAYERNORM_EPS
+from quatrain.model.gpt import GPT, INIT_STD, LAYERNORM_EPS, VOCABULARY_TABLES
+from quatrain.settings import coerce
 from quatrain.text.tokenizers import EOT_TEXT, Tokenizer, load_tokenizer
 
 Weights = dict[str, Tensor]
@@ -39,8 +40,11 @@ class Layout(ABC):
         """What config.json says beyond model_type, architectures and the ids of eot."""
 
     @abstractmethod
-    def config_from(self, facts: dict[str, Any]) -> ModelConfig:
-        """The switches that a config.json describes; raises `DataError` for what a GPT here cannot be."""
+    def switches_from(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The fields of `ModelConfig` that a config.json describes.
+
+        Raises `DataError` for what a GPT here cannot be, and `KeyError` for an entry that is not there.
+        """
 
     def to_disk(self, name: str, weight: Tensor) -> Tensor:
         """One weight as the file stores it, from memory's (out, in)."""
@@ -96,36 +100,34 @@ class GPT2Layout(Layout):
             **self.fixed,
         }
 
-    def config_from(self, facts: dict[str, Any]) -> ModelConfig:
+    def switches_from(self, facts: dict[str, Any]) -> dict[str, Any]:
         for key, expected in {**self.fixed, "n_inner": facts.get("n_inner") and 4 * facts["n_embd"]}.items():
             if facts.get(key, expected) != expected:
-                raise DataError(f"config.json: {key} is {facts[key]}, a GPT here has {expected}")
+                raise DataError(f"{key} is {facts[key]}, a GPT here has {expected}")
         activation = facts.get("activation_function", "gelu_new")
         mlps: dict[str, Mlp] = {"gelu_pytorch_tanh": "gelu_tanh"}
         mlps.update({name: mlp for mlp, name in self.activations.items()})
         if activation not in mlps:
-            raise DataError(f"config.json: activation_function '{activation}', expected one of {', '.join(mlps)}")
-        dropouts = {facts.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-        if len(dropouts) > 1:
-            raise DataError(
-                f"config.json: embd_pdrop, attn_pdrop and resid_pdrop differ ({dropouts}); expected one value"
-            )
-        return ModelConfig(
-            n_layer=facts["n_layer"],
-            n_head=facts["n_head"],
-            n_embd=facts["n_embd"],
-            block_size=facts["n_positions"],
-            vocab_size=facts["vocab_size"],
-            mlp=mlps[activation],
-            tied=facts.get("tie_word_embeddings", True),
-            dropout=dropouts.pop(),
-        )
+            raise DataError(f"activation_function is '{activation}', expected one of {', '.join(mlps)}")
+        dropouts = {key: facts.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
+        if len(set(dropouts.values())) > 1:
+            raise DataError(f"{dropouts} differ; a GPT here has one dropout")
+        return {
+            "n_layer": facts["n_layer"],
+            "n_head": facts["n_head"],
+            "n_embd": facts["n_embd"],
+            "block_size": facts["n_positions"],
+            "vocab_size": facts["vocab_size"],
+            "mlp": mlps[activation],
+            "tied": facts.get("tie_word_embeddings", True),
+            "dropout": dropouts["embd_pdrop"],
+        }
 
     def to_disk(self, name: str, weight: Tensor) -> Tensor:
         return weight.t() if name.endswith(self.conv1d) else weight
 
     def from_disk(self, name: str, weight: Tensor) -> Tensor:
-        return weight.t() if name.endswith(self.conv1d) else weight
+        return weight.t() if name.endswith(self.conv1d) and weight.dim() == 2 else weight
 
 
 class QuatrainLayout(Layout):
@@ -133,15 +135,21 @@ class QuatrainLayout(Layout):
 
     model_type = "quatrain"
     architecture = None
+    switches = frozenset(field.name for field in fields(ModelConfig)) - {"vocab_multiple"}  # that is memory's affair
+    other_entries = frozenset({"model_type", "architectures", "dtype", "bos_token_id", "eos_token_id"})
 
     def expresses(self, config: ModelConfig) -> bool:
         return True
 
     def describe(self, config: ModelConfig) -> dict[str, Any]:
-        return asdict(config) | {"n_kv_head": config.kv_heads}
+        values = asdict(config) | {"n_kv_head": config.kv_heads}
+        return {name: value for name, value in values.items() if name in self.switches}
 
-    def config_from(self, facts: dict[str, Any]) -> ModelConfig:
-        return ModelConfig(**{field.name: facts[field.name] for field in fields(ModelConfig) if field.name in facts})
+    def switches_from(self, facts: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(facts.keys() - self.switches - self.other_entries)
+        if unknown:
+            raise DataError(f"'{unknown[0]}' is not a switch that this quatrain knows; a newer one may have written it")
+        return {name: facts[name] for name in self.switches}
 
 
 LAYOUTS: tuple[Layout, ...] = (GPT2Layout(), QuatrainLayout())
@@ -173,6 +181,8 @@ def _on_disk(model: GPT) -> Weights:
 def save_model(model: GPT, tokenizer: Tokenizer, folder: Path) -> None:
     """Write config, weights and tokenizer files into an existing folder; the same model gives the same bytes."""
     config, layout = model.config, layout_of(model.config)
+    if tokenizer.vocab_size != config.vocab_size:
+        raise DataError(f"a tokenizer of {tokenizer.vocab_size} ids beside a model of vocab_size {config.vocab_size}")
     facts = {
         "architectures": [layout.architecture] if layout.architecture else [],
         "model_type": layout.model_type,
@@ -193,22 +203,44 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:
 
     Raises `DataError` for what is not such a folder, and names the first weight that does not fit.
     """
+    layout, config = _read_config(folder / "config.json")
     try:
-        facts = json.loads((folder / "config.json").read_bytes())
         weights = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(f"{folder}: not a model folder that can be read ({error})") from error
-    layout = next((layout for layout in LAYOUTS if layout.model_type == facts.get("model_type")), None)
-    if layout is None:
-        known = ", ".join(layout.model_type for layout in LAYOUTS)
-        raise DataError(f"{folder}: model_type '{facts.get('model_type')}', expected one of: {known}")
-    try:
-        config = layout.config_from(facts)
-    except KeyError as error:
-        raise DataError(f"{folder}/config.json: no entry {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder}/model.safetensors: cannot be read ({error})") from error
     model = GPT(config)
     _load_weights(model, {name: layout.from_disk(name, weight) for name, weight in weights.items()}, folder)
     return model.to(device).eval()
+
+
+def _read_config(path: Path) -> tuple[Layout, ModelConfig]:
+    try:
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a model's description ({error})") from error
+    layouts = {layout.model_type: layout for layout in LAYOUTS}
+    model_type = facts.get("model_type") if isinstance(facts, dict) else None
+    if model_type not in layouts:
+        raise DataError(f"{path}: model_type is {model_type!r}, expected one of: {', '.join(layouts)}")
+    try:
+        return layouts[model_type], _config_of(layouts[model_type].switches_from(facts))
+    except KeyError as error:
+        raise DataError(f"{path}: no entry {error}") from error
+    except (UsageError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _config_of(switches: dict[str, Any]) -> ModelConfig:
+    kinds = get_type_hints(ModelConfig)
+    values = {}
+    for name, value in switches.items():
+        try:
+            values[name] = coerce(value, kinds[name])
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from error
+    if values["vocab_size"] < 1:
+        raise ValueError(f"vocab_size is {values['vocab_size']}, expected at least 1")
+    return ModelConfig(**values)
 
 
 def load_folder_tokenizer(folder: Path) -> Tokenizer:
@@ -235,12 +267,7 @@ def _load_weights(model: GPT, weights: Weights, folder: Path) -> None:
 
 def _trim(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
     """The rows of the true vocabulary; other weights whole."""
-    return weight[: config.vocab_size] if has_vocabulary_rows(name) else weight
-
-
-def has_vocabulary_rows(name: str) -> bool:
-    """Whether a weight has one row for each id of the (padded) vocabulary."""
-    return name in ("transformer.wte.weight", "lm_head.weight")
+    return weight[: config.vocab_size] if name in VOCABULARY_TABLES else weight
 
 
 def _tokenizer_config(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:

@@ -6,14 +6,14 @@ Later wins: defaults < recipe < flags. Every mistake is collected, and all are t
 import dataclasses
 import json
 import tomllib
-import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from quatrain.errors import ConfigError, UsageError, did_you_mean
 from quatrain.recipes.config import SECTIONS, RunConfig
 from quatrain.recipes.named import RECIPES, Recipe
+from quatrain.settings import coerce
 
 Values = dict[str, Any]  # by dotted key: "model.n_layer", "device"
 
@@ -148,82 +148,6 @@ def _build(values: Values, mistakes: list[str]) -> RunConfig:
     if mistakes:
         raise ConfigError(mistakes)
     return config
-
-
-def coerce(value: Any, kind: Any) -> Any:
-    """A value from TOML or a flag as the type of its setting; raises `ValueError` with what was expected.
-
-    >>> coerce("1e-3", float), coerce("0.9,0.95", tuple[float, float]), coerce("false", bool)
-    (0.001, (0.9, 0.95), False)
-    """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return _one_of(value, arguments)
-    if origin in (Union, types.UnionType):
-        return _first_that_fits(value, arguments)
-    if origin is tuple:
-        return _tuple(value, arguments)
-    return _SCALARS[kind](value)
-
-
-def _one_of(value: Any, allowed: tuple[Any, ...]) -> Any:
-    if value not in allowed:
-        raise ValueError(f"is {value!r}, expected one of: {', '.join(allowed)}{did_you_mean(str(value), allowed)}")
-    return value
-
-
-def _first_that_fits(value: Any, kinds: tuple[Any, ...]) -> Any:
-    reasons = []
-    for kind in kinds:
-        try:
-            return coerce(value, kind)
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError(" and ".join(dict.fromkeys(reasons)))
-
-
-def _tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or len(parts) != len(kinds):
-        raise ValueError(f"is {value!r}, expected {len(kinds)} values like 0.9,0.95")
-    return tuple(coerce(part, kind) for part, kind in zip(parts, kinds, strict=True))
-
-
-def _int(value: Any) -> int:
-    try:
-        if isinstance(value, str):
-            return int(value.replace("_", "").strip())
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    except ValueError:
-        pass
-    raise ValueError(f"is {value!r}, expected a whole number")
-
-
-def _float(value: Any) -> float:
-    try:
-        if not isinstance(value, bool):
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"is {value!r}, expected a number")
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise ValueError(f"is {value!r}, expected true or false")
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"is {value!r}, expected a text")
-    return value
-
-
-_SCALARS = {int: _int, float: _float, bool: _bool, str: _str}
 
 
 def flatten(config: RunConfig) -> Values:

@@ -11,8 +11,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,11 +21,13 @@ from safetensors.torch import load_file, save
 
 from quatrain.errors import DataError
 from quatrain.files import sync_folder, writing
-from quatrain.model.gpt import GPT
+from quatrain.model.config import ModelConfig
+from quatrain.model.gpt import GPT, VOCABULARY_TABLES
 from quatrain.model.pretrained import load_model, save_model
 from quatrain.text.tokenizers import Tokenizer
 from quatrain.training.optim import optimizer_tensors, restore_optimizer
 
+NEEDED = {"config.json", "model.safetensors", "tokenizer.json", "trainer.safetensors", "trainer.json"}
 STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
 
@@ -38,8 +41,9 @@ class TrainerState:
     seconds: float  # of training, over all parts of the run
     data_fingerprint: str
     tokenizer_sha256: str
+    recipe_sha256: str
     next_batch: str  # hash of the windows of the next step
-    loss_scale: float | None  # of fp16
+    scaler: dict[str, Any]  # of fp16; empty elsewhere
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -83,10 +87,12 @@ def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file has the hash that its manifest says."""
     try:
         files = json.loads((folder / "manifest.json").read_bytes())["files"]
+        if not files.keys() >= NEEDED:
+            return f"its manifest lacks {min(NEEDED - files.keys())}"
         for name, expected in files.items():
             if _sha256(folder / name) != expected:
                 return f"{name} is not what its manifest says"
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"no whole manifest and files ({error})"
     return None
 
@@ -131,17 +137,24 @@ def read_state(folder: Path) -> TrainerState:
 def restore(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
     """Put weights and moments of a checkpoint into a model and its optimizer."""
     loaded = load_model(folder)
-    if loaded.config != model.config:
-        # Files hold neither the padding nor the number of key heads as it was written.
-        shapes = {name: tuple(weight.shape) for name, weight in loaded.named_parameters()}
-        if shapes != {name: tuple(weight.shape) for name, weight in model.named_parameters()}:
-            raise DataError(f"{folder}: its model has other shapes than this recipe's; give this recipe another --out")
-    model.load_state_dict(loaded.state_dict())
+    if same_network(loaded.config) != same_network(model.config):
+        raise DataError(f"{folder}: its model has other switches than this recipe's; give this recipe another --out")
+    for name, weight in model.named_parameters():
+        rows = slice(model.config.vocab_size) if name in VOCABULARY_TABLES else slice(None)
+        weight[rows] = loaded.get_parameter(name)[rows].to(weight.device)
+    if read_state(folder).step == 0:
+        return  # nothing was updated, so there are no moments
     try:
         tensors = load_file(folder / "trainer.safetensors")
     except (OSError, SafetensorError) as error:
         raise DataError(f"{folder}/trainer.safetensors: cannot be read ({error})") from error
     restore_optimizer(model, optimizer, tensors)
+
+
+def same_network(config: ModelConfig) -> ModelConfig:
+    """The switches that decide what is computed, each written in one way."""
+    theta = config.rope_theta if config.position == "rope" else ModelConfig.rope_theta
+    return replace(config, n_kv_head=config.kv_heads, vocab_multiple=1, rope_theta=theta)
 
 
 def remove_leftovers(run: Path) -> None:

@@ -46,7 +46,9 @@ class TrainConfig(Settings):
     keep_last: int = option(3, "newest checkpoints to keep", "checkpoints")
     keep_every: int = option(0, "also keep checkpoints whose step is a multiple of this; 0: none", "steps")
     keep_best: bool = option(False, "also keep the checkpoint of the lowest validation loss")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option("auto", "of the matrix products; auto: bf16 on CUDA")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+        "auto", "of the matrix products; auto: bf16 where the hardware has it"
+    )
     compile: bool | Literal["auto"] = option("auto", "torch.compile of the step; auto: on CUDA only")
     deterministic: bool = option(False, "refuse operations whose result may differ between equal runs (CUDA)")
     seed: int = option(42, "seed of initial weights, dropout and samples")

@@ -5,6 +5,8 @@ so an interrupted run goes on as if it had never stopped.
 """
 
 import contextlib
+import hashlib
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from quatrain.console import warn
-from quatrain.errors import DataError, QuatrainError, Stopped
+from quatrain.errors import ConfigError, DataError, QuatrainError, Stopped
 from quatrain.files import replace_file, writing
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
@@ -36,7 +38,7 @@ from quatrain.training.checkpoint import (
     restore,
     save_checkpoint,
 )
-from quatrain.training.config import OptimConfig, TrainConfig
+from quatrain.training.config import OptimConfig, TrainConfig, batch_mistakes
 from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.optim import build_optimizer
 from quatrain.training.progress import Silent, Watcher
@@ -107,6 +109,11 @@ class Trainer:
         run: Path,
         watcher: Watcher | None = None,
     ) -> None:
+        mistakes = list(batch_mistakes(config, loader.config.seq_len))
+        if loader.config.seq_len > model.config.block_size:
+            mistakes.append(f"seq_len {loader.config.seq_len} is above block_size {model.config.block_size}")
+        if mistakes:
+            raise ConfigError(mistakes)
         self.model = model  # never compiled: evaluation, samples and checkpoints use it
         self.loader = loader
         self.store = store
@@ -142,8 +149,8 @@ class Trainer:
         if checkpoint is not None:
             self._resume(checkpoint)
         replace_file(self.folder / "recipe.toml", recipe.encode())
-        self.metrics.cut(self.at.step)
-        self.samples.cut(self.at.step)
+        for rows in (self.metrics, self.samples):
+            rows.cut(-1 if checkpoint is None else self.at.step)
         self.validated = {row["step"]: row["val_loss"] for row in self.metrics.rows() if "val_loss" in row}
 
     def run(self, stop_at: int | None = None) -> dict[str, Any]:
@@ -156,7 +163,7 @@ class Trainer:
                 self._loop(last, stop)
         finally:
             self.watcher.end()
-        if stop and self.at.step < last:
+        if stop and (self.at.step < last or self._validation_is_due()):
             raise Stopped(
                 cast(int, stop.signal_number),
                 f"stopped by a signal at step {self.at.step} of {self.config.steps}; everything is saved in "
@@ -203,7 +210,9 @@ class Trainer:
             "tokens": self.at.step * config.tokens_per_step,
             "loss": result.loss,
             "lr": lr,
-            "grad_norm": result.grad_norm,
+            # Not finite only where fp16 overflowed and the update was skipped.
+            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
+            "epoch": round(self.at.rows / self.loader.rows_per_epoch, 4),
             "tokens_per_second": round(config.tokens_per_step / seconds, 1),
             "seconds": round(self.at.seconds, 4),
         }
@@ -230,6 +239,12 @@ class Trainer:
         )
         if not result.complete:
             return
+        if not math.isfinite(result.loss):
+            raise QuatrainError(
+                f"step {self.at.step}: validation loss is {result.loss}; stopped, the last checkpoint is as good as it "
+                f"was. Lower optim.lr or lengthen optim.warmup"
+            )
+        samples = self._draw_samples()
         row = {
             "step": self.at.step,
             "tokens": self.at.step * self.config.tokens_per_step,
@@ -246,22 +261,21 @@ class Trainer:
                 f"warning: a validation loss of {result.loss:.4f} nats is too good to be true; "
                 f"is the validation text also in train?"
             )
-        self._sample()
+        for sample in samples:
+            self.samples.append(sample)
+        self.watcher.sampled(samples)
 
-    def _sample(self) -> None:
+    def _draw_samples(self) -> list[Row]:
         config = self.config
         if not config.samples:
-            return
+            return []
         prompt = self._sample_prompt()
         settings = SamplingConfig(max_tokens=config.sample_tokens, n=config.samples, seed=config.seed)
         drawn = generate(self.model, self.store.tokenizer, prompt, settings, self.precision)
-        rows: list[Row] = [
+        return [
             {"step": self.at.step, "sample": number, "prompt": prompt, "text": sample.text, "ids": sample.ids}
             for number, sample in enumerate(drawn)
         ]
-        for row in rows:
-            self.samples.append(row)
-        self.watcher.sampled(rows)
 
     def _sample_prompt(self) -> str:
         """The prompt, or the bare eot where a `char` vocabulary cannot spell it or the model cannot hold it."""
@@ -284,7 +298,8 @@ class Trainer:
             data_fingerprint=self.store.fingerprint,
             tokenizer_sha256=self.store.tokenizer.sha256,
             next_batch=self.loader.hash_of(self.at.rows, self.rows_per_step),
-            loss_scale=self.step.scaler.get_scale() if self.step.scaler.is_enabled() else None,
+            recipe_sha256=hashlib.sha256((self.folder / "recipe.toml").read_bytes()).hexdigest(),
+            scaler=self.step.scaler.state_dict(),
         )
         save_checkpoint(self.folder, self.model, self.store.tokenizer, self.optimizer, state)
         self.saved = self.at.step
@@ -309,8 +324,8 @@ class Trainer:
                 f"changed: give the settings that it began with, or another --out"
             )
         restore(checkpoint, self.model, self.optimizer)
-        if state.loss_scale is not None and self.step.scaler.is_enabled():
-            self.step.scaler.load_state_dict(self.step.scaler.state_dict() | {"scale": state.loss_scale})
+        if state.scaler:
+            self.step.scaler.load_state_dict(state.scaler)
         self.at = Progressed(state.step, state.rows_consumed, state.seconds)
         self.saved = state.step
         self.watcher.say(f"resuming from {checkpoint}: step {state.step} of {self.config.steps}")

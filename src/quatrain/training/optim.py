@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from quatrain.errors import DataError
-from quatrain.model.gpt import GPT
-from quatrain.model.pretrained import has_vocabulary_rows
+from quatrain.model.gpt import GPT, VOCABULARY_TABLES
 from quatrain.training.config import OptimConfig
+
+STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -25,25 +26,31 @@ def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str,
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
-            kept = value[: model.config.vocab_size] if value.dim() and has_vocabulary_rows(name) else value
+            kept = value[: model.config.vocab_size] if value.dim() and name in VOCABULARY_TABLES else value
             tensors[f"{name}/{key}"] = kept.detach().cpu().contiguous()
     return tensors
 
 
 @torch.no_grad()
 def restore_optimizer(model: GPT, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave; raises `DataError` unless every parameter has its state."""
+    """Put back what `optimizer_tensors` gave after at least one step.
+
+    Raises `DataError` unless every parameter has all of its state in its shape, and nothing else is there.
+    """
     parameters = dict(model.named_parameters())
+    wanted = {f"{name}/{key}" for name in parameters for key in STATE}
+    if tensors.keys() != wanted:
+        odd = sorted(tensors.keys() ^ wanted)
+        raise DataError(f"optimizer state does not fit the model: {odd[0]} is missing or not known ({len(odd)} in all)")
     for place, value in tensors.items():
         name, key = place.rsplit("/", 1)
-        if name not in parameters:
-            raise DataError(f"optimizer state of '{name}', which the model does not have")
-        restored = value.to(parameters[name].device) if value.dim() else value.clone()
-        if value.dim():
-            whole = torch.zeros_like(parameters[name])
-            whole[: len(restored)] = restored
-            restored = whole
-        optimizer.state[parameters[name]][key] = restored
-    without = [name for name, parameter in parameters.items() if not optimizer.state[parameter]]
-    if tensors and without:  # a run that stopped before its first step has no state at all
-        raise DataError(f"no optimizer state for {without[:3]}")
+        parameter = parameters[name]
+        if value.dim() == 0:  # the count of steps; a device tensor where the optimizer is fused
+            optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
+            continue
+        moments = torch.zeros_like(parameter)
+        target = moments[: model.config.vocab_size] if name in VOCABULARY_TABLES else moments
+        if value.shape != target.shape:
+            raise DataError(f"optimizer state {place} has shape {tuple(value.shape)}, expected {tuple(target.shape)}")
+        target.copy_(value)
+        optimizer.state[parameter][key] = moments

@@ -1,5 +1,6 @@
 """What a person sees of a training: a progress bar with ETA on a terminal, plain lines elsewhere."""
 
+import math
 import time
 from typing import Protocol
 
@@ -80,9 +81,10 @@ class TerminalWatcher:
             self.bar.update(task, completed=row["step"], loss=row["loss"], rate=row["tokens_per_second"])
         elif row["step"] == 1 or time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
+            norm = math.inf if row["grad_norm"] is None else row["grad_norm"]
             say(
                 f"step {row['step']:>6}/{self.steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-                f"norm {row['grad_norm']:.2f}  {row['tokens_per_second']:,.0f} tokens/s"
+                f"norm {norm:.2f}  {row['tokens_per_second']:,.0f} tokens/s"
             )
 
     def validated(self, row: Row) -> None:

@@ -1,0 +1,130 @@
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quatrain.tokens.store import TokenStore
+from test_cli import TINY, done, refused
+
+KEYS = {"loss", "perplexity", "bits_per_byte", "tokens", "seq_len", "packing", "fingerprint"}
+
+
+@pytest.fixture(scope="module")
+def trained(sonnets, tmp_path_factory):
+    """A tiny run on the sonnets."""
+    run = tmp_path_factory.mktemp("evaluate") / "run"
+    done("train", "sonnets", "--data", sonnets.folder, "--out", run, *TINY)
+    return run
+
+
+@pytest.fixture(autouse=True)
+def run(trained, tmp_path, monkeypatch):
+    """A copy of it that a test may damage, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "run")
+    return Path("run")
+
+
+def test_two_evaluations_give_the_same_json_of_the_whole_split(sonnets):
+    answer = done("evaluate", "run", "--json")
+    facts = answer.json
+    assert answer.out.count("\n") == 1
+    assert set(facts) >= KEYS
+    assert (facts["tokens"], facts["seq_len"], facts["packing"]) == (len(sonnets.val) - 1, 16, "concat")
+    assert facts["fingerprint"] == sonnets.fingerprint
+    assert facts["perplexity"] == pytest.approx(math.exp(facts["loss"]))
+    bits = facts["loss"] * facts["tokens"] / math.log(2)
+    assert facts["bits_per_byte"] == pytest.approx(bits / sonnets.facts["splits"]["val"]["bytes"])
+    assert done("evaluate", "run", "--json").out == answer.out
+
+
+def test_people_are_told_what_the_number_was_measured_on(sonnets):
+    told = done("evaluate", "run").out
+    for fact in ("586 targets of val (the whole split)", "windows of 16, concat", sonnets.fingerprint[:16]):
+        assert fact in told
+    assert "the nats of the eots counted" in told
+
+
+def test_the_loss_is_the_last_validation_of_the_run(run):
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert done("evaluate", "run", "--json").json["loss"] == json.loads(lines[-1])["val_loss"]
+
+
+def test_one_checkpoint_folder_is_evaluated_as_the_run_is():
+    newest = done("evaluate", "run/checkpoints/step_00000006", "--json").json
+    assert newest == done("evaluate", "run", "--json").json
+    assert done("evaluate", "run/checkpoints/step_00000003", "--json").json["loss"] != newest["loss"]
+
+
+def test_a_shorter_pass_says_so():
+    answer = done("evaluate", "run", "--max-tokens", "20", "--json")
+    assert (answer.json["tokens"], answer.json["bits_per_byte"] is None) == (20, False)
+    assert "20 targets of val (at most 20 asked for)" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [
+        (["--split", "train"], "tokens", 4377),
+        (["--seq-len", "8"], "seq_len", 8),
+        (["--packing", "document"], "packing", "document"),
+        (["--precision", "bf16"], "precision", "bf16"),
+    ],
+)
+def test_what_is_chosen_stands_beside_the_score(words, key, expected):
+    assert done("evaluate", "run", *words, "--json").json[key] == expected
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_taken(run):
+    weights = run / "checkpoints" / "step_00000006" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    answer = done("evaluate", "run", "--json")
+    assert "step_00000006: model.safetensors is not what its manifest says" in answer.err
+    assert answer.json["checkpoint"] == "run/checkpoints/step_00000003"
+
+
+def test_a_checkpoint_outside_a_run_needs_data(run, sonnets):
+    shutil.copytree(run / "checkpoints" / "step_00000006", "alone")
+    assert "name a store with --data" in refused("evaluate", "alone")
+    facts = done("evaluate", "alone", "--data", sonnets.folder, "--json").json
+    assert facts["loss"] == done("evaluate", "run", "--json").json["loss"]
+
+
+def test_case_59_a_store_of_another_tokenizer_is_refused():
+    done("prepare", "corpus:sonnets", "--tokenizer", "bytes", "--val-docs", "7", "--out", "other")
+    told = refused("evaluate", "run", "--data", "other")
+    assert "other was made with another tokenizer than run/checkpoints/step_00000006" in told
+
+
+def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
+    done("prepare", "corpus:sonnets", "--val-docs", "0", "--out", "other")
+    facts = done("evaluate", "run", "--data", "other", "--json").json
+    assert facts["fingerprint"] == TokenStore("other").fingerprint != sonnets.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nope"], "nope: neither a run nor a checkpoint"),
+        (["run", "--data", "nope"], "nope: no token store here"),
+        (["run", "--seq-len", "17"], "--seq-len is 17, it must be in 1 .. block_size 16"),
+        (["run", "--seq-len", "-1"], "--seq-len is -1"),
+        (["run", "--max-tokens", "0"], "--max-tokens is 0, it must be at least 1"),
+        (["run", "--device", "tpu"], "device 'tpu' is not on this machine"),
+        (["run", "--split", "test"], 'Choose from: "val", "train"'),
+        (["run", "--packing", "tight"], 'Choose from: "concat", "document"'),
+        (["run", "--seqlen", "8"], "did you mean '--seq-len'?"),
+    ],
+)
+def test_wrong_input_is_exit_2_and_one_message(words, expected):
+    assert expected in refused("evaluate", *words)
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(run):
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    shutil.rmtree(run / "checkpoints" / "step_00000003")
+    answer = refused("evaluate", "run")
+    assert "no whole checkpoint in this run; give its train command again" in answer

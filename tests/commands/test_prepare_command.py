@@ -1,0 +1,203 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from quatrain.tokens.store import TokenStore
+from test_cli import done, files_in, refused
+
+KEYS = {
+    "documents",
+    "tokens",
+    "train_tokens",
+    "val_tokens",
+    "empty",
+    "duplicates",
+    "surrogates",
+    "seconds",
+    "fingerprint",
+}
+
+
+@pytest.fixture(autouse=True)
+def _corpus(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [f"document {number}" for number in range(9)]
+    Path("nine.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    Path("one.txt").write_text("hello world\n" * 20, encoding="utf-8")
+
+
+def prepare(*words: str) -> list[str]:
+    return ["prepare", *words, "--out", "S", *([] if "--tokenizer" in words else ["--tokenizer", "char"])]
+
+
+def test_json_is_the_last_line_of_stdout_and_people_read_stderr():
+    answer = done(*prepare("nine.jsonl"), "--json")
+    facts = answer.json
+    assert answer.out.count("\n") == 1
+    assert set(facts) >= KEYS
+    assert facts["documents"] == 9
+    assert facts["tokens"] == facts["train_tokens"] + facts["val_tokens"] == 9 * len("document 0") + 9 + 2
+    assert facts["fingerprint"] == TokenStore("S").fingerprint
+    assert "9 documents" in answer.err
+
+
+def test_without_json_people_read_stdout():
+    answer = done(*prepare("nine.jsonl"))
+    assert "S: 9 documents" in answer.out
+    assert answer.err == ""
+
+
+def test_the_same_command_again_says_so_and_changes_nothing():
+    first = done(*prepare("nine.jsonl"), "--json").json
+    before = files_in(Path("S"))
+    again = done(*prepare("nine.jsonl"), "--json")
+    assert "already holds" in again.err
+    assert files_in(Path("S")) == before
+    assert again.json | {"seconds": 0} == first | {"seconds": 0}
+
+
+def test_every_option_reaches_the_store():
+    Path("more.txt").write_text("held out", encoding="utf-8")
+    words = ["--val", "more.txt", "one.txt", "--shard-size", "50", "--workers", "2", "--seed", "-7", "--name", "mine"]
+    done(*prepare("nine.jsonl"), *words)
+    store = TokenStore("S")
+    assert store.facts["split"] == {"rule": "files"}
+    assert store.facts["splits"]["val"]["documents"] == 2
+    assert [shard["file"] for shard in store.facts["splits"]["train"]["shards"]] == [
+        "mine_train_000000.bin",
+        "mine_train_000001.bin",
+    ]
+    assert store.tokenizer.decode(store.val[:9].tolist()) == "<|endoftext|>held out"
+
+
+@pytest.mark.parametrize(
+    ("words", "held_out"),
+    [(["--val-docs", "7"], [7]), (["--val-docs=0,7"], [0, 7]), (["--val-docs", "7,0,7"], [0, 7])],
+)
+def test_val_docs_are_zero_based_indices(words, held_out):
+    done(*prepare("nine.jsonl"), *words)
+    store = TokenStore("S")
+    text = store.tokenizer.decode(store.val[:].tolist())
+    assert text.split("<|endoftext|>") == ["", *(f"document {index}" for index in held_out), ""]
+
+
+def test_val_tail_warns_that_it_splits_a_document():
+    assert "splits a document at character 216 of 240" in done(*prepare("one.txt"), "--val-tail", "0.1").out
+
+
+def test_sonnets_are_characters_and_everything_else_gpt2_unless_told():
+    done("prepare", "corpus:sonnets", "--out", "A")
+    done("prepare", "nine.jsonl", "--out", "B")
+    assert [TokenStore(folder).facts["tokenizer"]["name"] for folder in "AB"] == ["char", "gpt2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "prepare needs a source: a file, a folder, a glob, or corpus:sonnets"),
+        (["nope.txt"], "nope.txt: no such file or folder"),
+        (["corpus:sonets"], "did you mean 'corpus:sonnets'?"),
+        (["nine.jsonl", "--text-column", "txt"], "nine.jsonl:1: no column 'txt'; did you mean 'text'?"),
+        (["nine.jsonl", "--val", "nope.txt"], "nope.txt: no such file or folder"),
+        (
+            ["nine.jsonl", "--tokenizer", "gpt3"],
+            "no tokenizer 'gpt3'; did you mean 'gpt2'?; there is char, bytes, gpt2",
+        ),
+        (["nine.jsonl", "--val-docs", "seven"], "--val-docs is 'seven', expected indices such as 7 or 3,5"),
+        (["nine.jsonl", "--val-docs", "1.5"], "--val-docs is '1.5', expected indices"),
+        (["nine.jsonl", "--val-docs", "9"], "--val-docs names document 9, and there are 9 (0 to 8)"),
+        (["nine.jsonl", "--val-docs=-1"], "--val-docs holds a negative index (-1)"),
+        (["nine.jsonl", "--val-docs", "-1"], "--val-docs holds a negative index (-1)"),
+        (["nine.jsonl", "--val-docs", "0,1,2,3,4,5,6,7,8"], "the train split has no document (0 train, 9 val)"),
+        (
+            ["nine.jsonl", "--val-fraction", "0"],
+            "--val-fraction 0 holds nothing out; give --val-docs, --val or --val-tail",
+        ),
+        (["nine.jsonl", "--val-fraction", "1"], "--val-fraction is 1.0, it must be at least 0 and below 1"),
+        (["nine.jsonl", "--val-fraction", "nan"], "--val-fraction is nan"),
+        (["nine.jsonl", "--val-fraction=-0.1"], "--val-fraction is -0.1"),
+        (["one.txt", "--val-tail", "1.5"], "--val-tail is 1.5"),
+        (["one.txt"], "cut it with --val-tail 0.1"),
+        (["nine.jsonl", "--val-docs", "1", "--val", "one.txt"], "each decide the validation split; give one of them"),
+        (["nine.jsonl", "--seed", str(2**63)], f"--seed is {2**63}, it must fit into 64 bits"),
+    ],
+)
+def test_wrong_input_is_exit_2_one_message_and_no_folder(words, expected):
+    assert expected in refused(*prepare(*words))
+
+
+def test_all_mistakes_are_told_at_once():
+    told = refused(*prepare("nine.jsonl"), "--shard-size", "0", "--workers", "0", "--val-fraction", "2")
+    assert told.startswith("error: 3 mistakes")
+    for value in ("is 0, it must be at least 1", "--val-fraction is 2.0"):
+        assert value in told
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"text": 7}', "bad.jsonl:2: column 'text' holds a number, expected a string"),
+        ('{"text": null}', "bad.jsonl:2: column 'text' holds null"),
+        ("{text}", "bad.jsonl:2: not a line of JSON"),
+        ("[1]", "bad.jsonl:2: expected a JSON object, found a list"),
+    ],
+)
+def test_a_bad_line_is_named_and_leaves_no_store(line, expected):
+    Path("bad.jsonl").write_text('{"text": "good"}\n' + line + "\n", encoding="utf-8")
+    assert expected in refused(*prepare("bad.jsonl"))
+
+
+def test_files_without_a_document_are_refused():
+    Path("empty").mkdir()
+    assert "no document files in empty" in refused(*prepare("empty"))
+    Path("blank.jsonl").write_text('{"text": ""}\n\n', encoding="utf-8")
+    assert "no document with text in 1 files (1 empty)" in refused(*prepare("blank.jsonl"))
+    Path("notes.md").write_text("x", encoding="utf-8")
+    assert "notes.md: unknown kind of file; expected .txt, .jsonl, .parquet" in refused(*prepare("notes.md"))
+
+
+@pytest.mark.parametrize("name", ["S/mine.txt", "S/store.bin", "S/sub/deep.txt"])
+def test_a_folder_with_a_foreign_file_is_named_and_untouched(name):
+    Path(name).parent.mkdir(parents=True)
+    Path(name).write_text("dear", encoding="utf-8")
+    assert f"S/{Path(name).parts[1]}: --out must be absent, empty or our own" in refused(*prepare("nine.jsonl"))
+
+
+def test_an_out_that_is_a_file_is_refused():
+    Path("S").write_text("dear", encoding="utf-8")
+    assert "S: a file; --out must be a folder" in refused(*prepare("nine.jsonl"))
+
+
+def test_a_finished_or_unfinished_store_of_another_request_is_refused_and_kept():
+    done(*prepare("nine.jsonl"))
+    assert "S: holds a finished store of other sources or options" in refused(*prepare("nine.jsonl"), "--seed", "1")
+    os.rename("S/store.json", "S/prepare.json")
+    assert "S: holds an unfinished store of other sources or options" in refused(*prepare("nine.jsonl"), "--seed", "1")
+
+
+def test_an_unfinished_store_of_the_same_request_is_finished_by_the_same_command():
+    done(*prepare("nine.jsonl"))
+    whole = files_in(Path("S"))
+    request = json.loads((Path("S") / "store.json").read_bytes())["request"]
+    Path("S/store.json").unlink()
+    Path("S/prepare.json").write_text(json.dumps({"request": request}), encoding="utf-8")
+    Path("S/nine_train_000000.bin").write_bytes(b"cut")
+    done(*prepare("nine.jsonl"))
+    assert files_in(Path("S")) == whole
+
+
+def test_an_empty_out_folder_is_taken():
+    Path("S").mkdir()
+    done(*prepare("nine.jsonl"))
+
+
+def test_a_file_of_unknown_kind_in_a_folder_is_passed_over_and_said():
+    Path("corpus").mkdir()
+    Path("corpus/a.txt").write_text("first", encoding="utf-8")
+    Path("corpus/b.txt").write_text("second", encoding="utf-8")
+    Path("corpus/notes.md").write_text("third", encoding="utf-8")
+    answer = done(*prepare("corpus"))
+    assert "passed over corpus/notes.md" in answer.out
+    assert "2 documents" in answer.out

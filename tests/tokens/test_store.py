@@ -1,0 +1,259 @@
+"""A store reads as the plain files say, and a file that is not as written is named."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from quatrain import TokenStore, prepare
+from quatrain.errors import DataError
+from quatrain.text.tokenizers import ByteTokenizer, load_tokenizer
+from quatrain.tokens import shards
+from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.store import TokenStream, fingerprint
+
+PIECES = st.lists(
+    arrays.arrays(st.sampled_from([np.uint16, np.uint32]), st.integers(0, 6), elements=st.integers(0, 60_000)),
+    min_size=1,
+    max_size=6,
+)
+TEXTS = ["one", "two <|endoftext|> four", "é" * 30, "four"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk():
+    """Many small stores: what is tested here does not depend on a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A small store of bytes over many shards; document 3 is validation."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (tmp_path / "texts.jsonl").write_text(lines)
+    config = PrepareConfig(tokenizer="bytes", val_docs=(3,), shard_size=7)
+    prepare([str(tmp_path / "texts.jsonl")], tmp_path / "store", config)
+    return tmp_path / "store"
+
+
+def change_facts(folder: Path, **changes: object) -> None:
+    path = folder / "store.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@given(pieces=PIECES, data=st.data())
+def test_a_stream_over_pieces_reads_as_the_pieces_joined(pieces, data):
+    stream, joined = TokenStream(pieces), np.concatenate(pieces)
+    assert len(stream) == len(joined)
+    assert stream.dtype == joined.dtype
+    assert np.array_equal(np.asarray(stream), joined)
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(joined))] * 2)))
+    assert np.array_equal(stream.read(start, stop), joined[start:stop])
+    bounds = st.none() | st.integers(-40, 40)
+    where = slice(data.draw(bounds), data.draw(bounds))
+    assert np.array_equal(stream[where], joined[where])
+
+
+@given(pieces=PIECES, data=st.data())
+def test_gathered_rows_are_int64_copies_that_cross_any_border(pieces, data):
+    stream, joined = TokenStream(pieces), np.concatenate(pieces)
+    length = data.draw(st.integers(0, len(joined)))
+    starts = np.array(data.draw(st.lists(st.integers(0, len(joined) - length), min_size=1, max_size=4)))
+    rows = stream.gather(starts, length)
+    assert rows.dtype == np.int64
+    assert np.array_equal(rows, np.stack([joined[start : start + length] for start in starts]))
+    rows[:] = -1
+    assert np.array_equal(np.asarray(stream), joined)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 6), (3, 2), (6, 6)])
+def test_reading_outside_a_stream_is_an_error_not_a_shorter_row(start, stop):
+    stream = TokenStream([np.arange(3), np.arange(2)])
+    with pytest.raises(IndexError, match=f"{start}..{stop} of a stream of 5"):
+        stream.read(start, stop)
+    with pytest.raises(IndexError, match="steps of 1"):
+        stream[::2]
+
+
+def test_the_shards_are_plain_files_for_fromfile(folder):
+    store = TokenStore(folder)
+    for name, stream in (("train", store.train), ("val", store.val)):
+        files = sorted(folder.glob(f"texts_{name}_*.bin"))
+        plain = np.concatenate([np.fromfile(file, dtype="<u2") for file in files])
+        assert np.array_equal(np.asarray(stream), plain)
+        assert np.array_equal(store.document_starts(name), np.fromfile(folder / f"texts_{name}.idx", dtype="<u8"))
+        assert np.array_equal(np.flatnonzero(plain == store.eot)[:-1], store.document_starts(name))
+    assert len(list(folder.glob("texts_train_*.bin"))) == len(store.facts["splits"]["train"]["shards"]) > 10
+
+
+def test_opening_maps_the_files_and_reads_no_ids(folder):
+    store = TokenStore(folder)
+    assert all(isinstance(piece, np.memmap) for piece in [*store.train.pieces, *store.val.pieces])
+    assert not any(piece.flags.writeable for piece in store.train.pieces)
+
+
+def test_a_store_moves_with_its_folder_and_opens_from_a_string(folder, tmp_path):
+    moved = shutil.move(folder, tmp_path / "elsewhere")
+    assert TokenStore(str(moved)).tokenizer.decode(TokenStore(moved).val[:]) == "<|endoftext|>four<|endoftext|>"
+
+
+def test_a_shard_may_begin_behind_a_header_and_lie_elsewhere(folder, tmp_path):
+    facts = json.loads((folder / "store.json").read_text())
+    shard = facts["splits"]["val"]["shards"][0]
+    before = np.asarray(TokenStore(folder).val)
+    (tmp_path / "headed.bin").write_bytes(bytes(1024) + (folder / shard["file"]).read_bytes())
+    shard |= {"file": str(tmp_path / "headed.bin"), "offset": 1024}
+    change_facts(folder, splits=facts["splits"])
+    store = TokenStore(folder)
+    assert np.array_equal(np.asarray(store.val), before)
+    assert list(store.damaged()) == []
+
+
+@pytest.mark.parametrize("name", ["texts_train_000000.bin", "texts_train_000002.bin", "texts_val.idx"])
+def test_a_flipped_bit_is_found_in_the_file_that_has_it(folder, name):
+    assert list(TokenStore(folder).damaged()) == []
+    data = bytearray((folder / name).read_bytes())
+    data[-1] ^= 1
+    (folder / name).write_bytes(data)
+    assert [re.match(r"\S+/(\S+): sha256 is", sentence)[1] for sentence in TokenStore(folder).damaged()] == [name]
+
+
+@pytest.mark.parametrize(("change", "found"), [(lambda data: data[:-1], "13"), (lambda data: data + b"\0\0", "16")])
+def test_a_shard_of_another_size_is_refused_at_opening(folder, change, found):
+    path = folder / "texts_train_000001.bin"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=rf"texts_train_000001.bin: {found} bytes, store.json says 14; copy it again"):
+        TokenStore(folder)
+
+
+def test_a_missing_shard_is_named(folder):
+    (folder / "texts_val_000000.bin").unlink()
+    with pytest.raises(DataError, match=r"texts_val_000000.bin: No such file .*copy it back or prepare again"):
+        TokenStore(folder)
+
+
+def test_an_index_of_another_size_is_refused(folder):
+    (folder / "texts_train.idx").write_bytes(bytes(8))
+    with pytest.raises(DataError, match=r"texts_train.idx: 8 bytes, store.json says 24"):
+        TokenStore(folder).document_starts("train")
+
+
+def test_another_tokenizer_in_the_folder_is_refused(folder):
+    (folder / "tokenizer.json").write_bytes(load_tokenizer(folder / "tokenizer.json").json + b"\n")
+    with pytest.raises(DataError, match=r"tokenizer.json: sha256 is \w{64}, store.json says \w{64}"):
+        _ = TokenStore(folder).tokenizer
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"store.json: not a store's description .*prepare it again"),
+        ("[]", r"store.json: not a store's description"),
+        ("{}", r"store.json: not a store's description \('version'\)"),
+        ('{"version": 2}', r"store.json: version 2 of the format, this quatrain reads version 1"),
+    ],
+)
+def test_a_description_that_cannot_be_read_is_one_message(folder, content, message):
+    (folder / "store.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        TokenStore(folder)
+
+
+def test_a_folder_that_is_no_store_says_how_to_make_one(tmp_path):
+    for missing in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(
+            DataError, match=rf"{missing}: no token store here .*quatrain prepare SOURCE --out {missing}"
+        ):
+            TokenStore(missing)
+
+
+def test_an_unfinished_store_is_not_taken_for_whole(folder):
+    (folder / "store.json").rename(folder / "prepare.json")
+    with pytest.raises(DataError, match="an unfinished preparation; give its prepare command again"):
+        TokenStore(folder)
+
+
+def test_the_fingerprint_is_of_ids_and_tokenizer_never_of_names(folder):
+    facts = json.loads((folder / "store.json").read_text())
+    tokenizer, splits = facts["tokenizer"], facts["splits"]
+    assert fingerprint(tokenizer, splits) == facts["fingerprint"]
+
+    def with_shard(**changes: object) -> dict[str, object]:
+        first, *rest = splits["train"]["shards"]
+        return splits | {"train": splits["train"] | {"shards": [first | changes, *rest]}}
+
+    same = [with_shard(file="other.bin", offset=8), splits | {"val": splits["val"] | {"share_in_train": 1.0}}]
+    other = [
+        with_shard(sha256="0" * 64),
+        with_shard(tokens=6),
+        splits | {"train": splits["train"] | {"shards": splits["train"]["shards"][::-1]}},
+        splits | {"val": splits["val"] | {"idx": {"sha256": "0" * 64}}},
+        {"train": splits["val"], "val": splits["train"]},
+    ]
+    assert {fingerprint(tokenizer, changed) for changed in same} == {facts["fingerprint"]}
+    others = [fingerprint(tokenizer, changed) for changed in other]
+    others += [fingerprint(tokenizer | changed, splits) for changed in ({"eot": 0}, {"sha256": "0" * 64})]
+    assert len({facts["fingerprint"], *others}) == len(others) + 1
+
+
+@pytest.fixture
+def vocabulary_of_70k(tmp_path) -> Path:
+    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(70_000)} | {"?": 70_000}, "?")
+    made = tokenizers.Tokenizer(words)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(tmp_path / "words.json"))
+    (tmp_path / "words.jsonl").write_text('{"text": "w69999 w70 w4463"}\n{"text": "w65536"}\n')
+    return tmp_path / "words.json"
+
+
+def stored_by(tokenizer: Path, out: Path) -> tuple[list[int], list[int]]:
+    """What stands in the shards of the two documents: by our reader, and by `np.fromfile` with the stated dtype."""
+    config = PrepareConfig(tokenizer=str(tokenizer), val_docs=(1,))
+    prepare([str(tokenizer.with_suffix(".jsonl"))], out, config)
+    store = TokenStore(out)
+    shard = store.facts["splits"]["train"]["shards"][0]
+    return store.train[:].tolist(), np.fromfile(out / shard["file"], dtype=shard["dtype"]).tolist()
+
+
+def test_case_51_ids_above_65535_are_stored_as_uint32(vocabulary_of_70k, tmp_path):
+    expected = [70_001, 69_999, 70, 4463, 70_001]
+    assert stored_by(vocabulary_of_70k, tmp_path / "store") == (expected, expected)
+    shard = TokenStore(tmp_path / "store").facts["splits"]["train"]["shards"][0]
+    assert shard["dtype"] == "uint32"
+    assert (tmp_path / "store" / shard["file"]).stat().st_size == 4 * len(expected)
+
+
+def test_case_51_the_check_sees_ids_that_wrap(vocabulary_of_70k, tmp_path, monkeypatch):
+    start = shards.SplitWriter.__init__
+
+    def narrow(writer: shards.SplitWriter, *args: object) -> None:
+        start(writer, *args)
+        writer.dtype, writer.eot = np.dtype("<u2"), writer.eot.astype("<u2")
+
+    monkeypatch.setattr(shards.SplitWriter, "__init__", narrow)
+    assert stored_by(vocabulary_of_70k, tmp_path / "store")[0] == [4465, 4463, 70, 4463, 4465]
+
+
+@pytest.mark.parametrize(("vocab_size", "kind"), [(257, "<u2"), (65_536, "<u2"), (65_537, "<u4")])
+def test_the_dtype_follows_the_largest_id_that_can_come(tmp_path, monkeypatch, vocab_size, kind):
+    tokenizer = ByteTokenizer()
+    monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
+    monkeypatch.setattr(tokenizer, "eot", vocab_size - 1)
+    writer = shards.SplitWriter(tmp_path, "x_train", tokenizer, 10)
+    writer.add(shards.Encoded(np.array([1, vocab_size - 2], dtype=np.uint32), 2, 0, 0, np.empty(0, np.uint64)))
+    shard = writer.close()["shards"][0]
+    ids = np.fromfile(tmp_path / shard["file"], dtype=kind)
+    assert ids.tolist() == [vocab_size - 1, 1, vocab_size - 2, vocab_size - 1]
+    assert shard["sha256"] == hashlib.sha256(ids.tobytes()).hexdigest()

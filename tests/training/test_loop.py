@@ -1,0 +1,726 @@
+"""The run: it goes on as if it had never stopped, whatever stopped it."""
+
+import functools
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quatrain.errors import DataError, QuatrainError, Stopped, UsageError
+from quatrain.inference.scoring import Score, data_hash
+from quatrain.model.config import ModelConfig
+from quatrain.model.gpt import GPT
+from quatrain.model.pretrained import load_model
+from quatrain.tokens.config import DataConfig, PrepareConfig
+from quatrain.tokens.loader import Batch, Loader
+from quatrain.tokens.store import TokenStore
+from quatrain.tokens.writer import prepare
+from quatrain.training import checkpoint, loop, step
+from quatrain.training.checkpoint import checkpoint_folder, checkpoints, damage
+from quatrain.training.config import OptimConfig, TrainConfig
+from quatrain.training.loop import Trainer, train
+from quatrain.training.metrics import JsonLines, Row
+from quatrain.training.progress import Silent
+from quatrain.training.schedule import learning_rate
+
+# 24 rows a step of about 273 windows an epoch: an epoch's border lies in the steps 12 and 23.
+TINY: dict[str, Any] = {
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 16,
+    "block_size": 16,
+    "dropout": 0.1,
+    "lr": 1e-2,
+    "min_lr": 1e-3,
+    "warmup": 3,
+    "seq_len": 16,
+    "precision": "fp32",
+    "steps": 8,
+    "tokens_per_step": 24 * 16,
+    "micro_batch": 12,
+    "eval_every": 0,
+    "eval_tokens": 100,
+    "save_every": 0,
+    "samples": 2,
+    "sample_tokens": 4,
+    "sample_prompt": "",
+}
+SAVING = {"eval_every": 2, "save_every": 3}
+TIMES = {"seconds", "tokens_per_second"}
+
+Go = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    """Whether bytes survive a power cut is not asked here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def go(sonnets: TokenStore) -> Go:
+    """Train in a folder: settings of all sections by their names, then stop_at and watcher."""
+
+    def run(
+        folder: Path, stop_at: int | None = None, watcher: Silent | None = None, **changes: object
+    ) -> dict[str, Any]:
+        return train(*sections(sonnets, **changes), folder, "# recipe\n", "cpu", stop_at, watcher)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(go: Go, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """The outcome of a run with SAVING that nothing stopped."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    go(folder, **SAVING)
+    return outcome(folder, 8)
+
+
+def sections(usual: TokenStore, **changes: object) -> tuple[ModelConfig, OptimConfig, DataConfig, TrainConfig]:
+    """TINY with changes; `seed` is that of the model, `data_seed` that of the data."""
+    values = {"store": str(usual.folder), "vocab_size": usual.vocab_size} | TINY | changes
+    of_data = values | {"seed": values.get("data_seed", 1337)}
+
+    def section(config: type, given: dict[str, Any]) -> Any:
+        return config(**{field.name: given[field.name] for field in fields(config) if field.name in given})
+
+    model, optim, train = (section(config, values) for config in (ModelConfig, OptimConfig, TrainConfig))
+    return model, optim, section(DataConfig, of_data), train
+
+
+def rows_of(run: Path, name: str = "metrics.jsonl") -> list[Row]:
+    """What does not depend on the clock, floats to the bit."""
+    return [
+        {key: value.hex() if isinstance(value, float) else value for key, value in row.items() if key not in TIMES}
+        for row in JsonLines(run / name).rows()
+    ]
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in JsonLines(run / "metrics.jsonl").rows() if "loss" in row]
+
+
+def weights(run: Path, at: int) -> bytes:
+    folder = checkpoint_folder(run, at)
+    return b"".join((folder / name).read_bytes() for name in ("model.safetensors", "trainer.safetensors"))
+
+
+def outcome(run: Path, at: int) -> tuple[object, ...]:
+    """All that two runs must have in common to be the same: every loss, every weight, every moment, every sample."""
+    return rows_of(run), rows_of(run, "samples.jsonl"), weights(run, at)
+
+
+def steps_kept(run: Path) -> list[int]:
+    return [at for at, _ in checkpoints(run)]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Notes(Silent):
+    """Remembers what is said, and does something at the row of a step."""
+
+    def __init__(self, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
+        self.said: list[str] = []
+        self.at = at
+        self.act = act
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def trained(self, row: Row) -> None:
+        if row["step"] == self.at:
+            self.act()
+
+
+def killed() -> None:
+    raise SystemError("killed")
+
+
+# The run as a whole
+
+
+def test_a_run_begins_near_ln_v_and_learns(go: Go, sonnets: TokenStore, tmp_path: Path) -> None:
+    done = go(tmp_path, steps=40, eval_every=20, dropout=0.0)
+    found = losses(tmp_path)
+    assert abs(found[0] - math.log(sonnets.vocab_size)) < 0.1
+    assert found[-1] < 3.2
+    keys = "step tokens train_loss val_loss tokens_per_second seconds checkpoint stopped"
+    assert done.keys() == set(keys.split())
+    assert (done["step"], done["tokens"], done["train_loss"], done["stopped"]) == (40, 40 * 384, found[-1], False)
+    assert done["val_loss"] == JsonLines(tmp_path / "metrics.jsonl").rows()[-1]["val_loss"]
+    assert Path(done["checkpoint"]) == checkpoint_folder(tmp_path, 40)
+
+
+def test_training_rows_count_from_one_and_carry_tokens_rate_and_time(
+    go: Go, sonnets: TokenStore, tmp_path: Path
+) -> None:
+    """case_25, case_26, case_38: the rate is a function of the optimizer's step, under accumulation and resume."""
+    for stop_at in (3, 6, None):
+        go(tmp_path, stop_at, steps=9, micro_batch=6)
+    rows = JsonLines(tmp_path / "metrics.jsonl").rows()
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    assert [row["tokens"] for row in rows] == [384 * at for at in range(1, 10)]
+    assert [row["lr"] for row in rows] == [learning_rate(s, sections(sonnets)[1], 9) for s in range(9)]
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(set(seconds))
+    assert all(row["grad_norm"] > 0 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_validation_rows_carry_tokens_and_the_hash_of_their_data(go: Go, sonnets: TokenStore, tmp_path: Path) -> None:
+    go(tmp_path, steps=7, eval_every=3)
+    rows = [row for row in JsonLines(tmp_path / "metrics.jsonl").rows() if "val_loss" in row]
+    assert [row["step"] for row in rows] == [0, 3, 6, 7]  # the last step too
+    assert {(row["val_tokens"], row["data_hash"]) for row in rows} == {(100, data_hash(sonnets.val, 100))}
+    assert [row["tokens"] for row in rows] == [384 * row["step"] for row in rows]
+    go(tmp_path / "whole", steps=1, eval_every=1, eval_tokens=10**9)
+    last = JsonLines(tmp_path / "whole" / "metrics.jsonl").rows()[-1]
+    assert (last["val_tokens"], last["data_hash"]) == (len(sonnets.val) - 1, data_hash(sonnets.val, None))
+
+
+def test_each_validation_leaves_samples_of_the_prompt(go: Go, sonnets: TokenStore, tmp_path: Path) -> None:
+    go(tmp_path, steps=4, eval_every=2, samples=3, sample_tokens=5, sample_prompt="Shall I")
+    rows = JsonLines(tmp_path / "samples.jsonl").rows()
+    assert [(row["step"], row["sample"]) for row in rows] == [(at, number) for at in (0, 2, 4) for number in range(3)]
+    for row in rows:
+        assert row["prompt"] == "Shall I"
+        assert len(row["ids"]) <= 5
+        assert sonnets.tokenizer.decode(row["ids"]) == row["text"]
+
+
+@pytest.mark.parametrize("prompt", ["naïve", "far too long for sixteen positions"])
+def test_a_prompt_that_cannot_be_spelled_or_held_becomes_a_bare_eot(go: Go, tmp_path: Path, prompt: str) -> None:
+    go(tmp_path, steps=1, eval_every=1, sample_prompt=prompt)
+    assert {row["prompt"] for row in JsonLines(tmp_path / "samples.jsonl").rows()} == {""}
+
+
+def test_a_finished_run_holds_what_the_design_names_and_nothing_else(go: Go, tmp_path: Path) -> None:
+    go(tmp_path, steps=4, save_every=2, eval_every=2)
+    assert names(tmp_path) == {"recipe.toml", "metrics.jsonl", "samples.jsonl", "checkpoints"}
+    assert (tmp_path / "recipe.toml").read_text() == "# recipe\n"
+    assert names(tmp_path / "checkpoints") == {"step_00000002", "step_00000004"}
+    model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert names(checkpoint_folder(tmp_path, 2)) == model | {"trainer.safetensors", "trainer.json", "manifest.json"}
+
+
+def test_equal_runs_give_equal_files_but_for_the_seconds(go: Go, tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        go(tmp_path / name, steps=4, save_every=2, eval_every=2)
+        files = content(tmp_path / name / "checkpoints")
+        for place in [place for place in files if place.endswith("manifest.json")]:
+            manifest = json.loads(files[place])
+            del manifest["files"]["trainer.json"]
+            state = json.loads(files[place.replace("manifest", "trainer")])
+            assert state.pop("seconds") > 0
+            files[place], files[place.replace("manifest", "trainer")] = manifest, state
+        found.append((files, rows_of(tmp_path / name), rows_of(tmp_path / name, "samples.jsonl")))
+    assert found[0] == found[1]
+
+
+def test_the_same_call_after_the_end_changes_nothing(go: Go, tmp_path: Path) -> None:
+    done = go(tmp_path, eval_every=4)
+    before = content(tmp_path)
+    assert go(tmp_path, eval_every=4) == done
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+def test_case_11_a_run_longer_than_its_corpus_starts_the_next_epoch(
+    go: Go, sonnets: TokenStore, tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """case_17, case_18, case_19: rows 0, 1, 2, ... are each trained on once, over two resumes and two epochs' ends."""
+    seen: list[torch.Tensor] = []
+    summed_loss = step.summed_loss
+
+    def noting(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        seen.append(batch.inputs)
+        return summed_loss(model, batch)
+
+    monkeypatch.setattr(step, "summed_loss", noting)
+    for stop_at in (5, 17, None):
+        go(tmp_path, stop_at, steps=26, order=order)
+    loader = Loader(sonnets.train, DataConfig(seq_len=16, order=order), sonnets.eot)
+    assert loader.rows_per_epoch * 2 < 26 * 24
+    assert torch.equal(torch.cat(seen), loader.batch(0, 26 * 24).inputs)
+
+
+def test_case_12_seeds_of_data_and_model_are_apart(go: Go, tmp_path: Path) -> None:
+    def begun(name: str, seed: int, data_seed: int) -> tuple[bytes, str]:
+        go(tmp_path / name, 0, seed=seed, data_seed=data_seed)
+        folder = checkpoint_folder(tmp_path / name, 0)
+        state = json.loads((folder / "trainer.json").read_text())
+        return (folder / "model.safetensors").read_bytes(), state["next_batch"]
+
+    first, other_data, other_model, same = begun("a", 1, 1), begun("b", 1, 2), begun("c", 2, 1), begun("d", 1, 1)
+    assert first == same
+    assert (first[0] == other_data[0], first[1] == other_data[1]) == (True, False)
+    assert (first[0] == other_model[0], first[1] == other_model[1]) == (False, True)
+
+
+def test_document_packing_trains_resumes_and_is_not_concat(go: Go, tmp_path: Path) -> None:
+    go(tmp_path / "concat", steps=20, packing="concat")
+    go(tmp_path / "whole", steps=20, packing="document")
+    for stop_at in (8, None):
+        go(tmp_path / "parts", stop_at, steps=20, packing="document")
+    assert outcome(tmp_path / "whole", 20) == outcome(tmp_path / "parts", 20)
+    assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0] - 0.5
+    assert losses(tmp_path / "whole") != losses(tmp_path / "concat")
+
+
+def test_bf16_trains_nearly_as_fp32(go: Go, tmp_path: Path) -> None:
+    go(tmp_path / "fp32", dropout=0.0)
+    go(tmp_path / "bf16", dropout=0.0, precision="bf16")
+    assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")
+    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=1e-2)
+    stored = load_file(checkpoint_folder(tmp_path / "bf16", 8) / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+def test_fp16_on_a_cpu_is_refused_before_the_run_folder_exists(go: Go, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fp16"):
+        go(tmp_path / "run", precision="fp16")
+    assert not (tmp_path / "run").exists()
+
+
+# Exact continuation
+
+
+@pytest.mark.parametrize("order", ["shuffle", "random", "sequential"])
+def test_case_14_15_17_18_19_25_26_27_30_steps_equal_10_and_10_and_10(go: Go, tmp_path: Path, order: str) -> None:
+    settings = {"steps": 30, "order": order, "eval_every": 7}
+    go(tmp_path / "whole", **settings)
+    for stop_at, stopped in [(10, True), (20, True), (None, False)]:
+        assert go(tmp_path / "parts", stop_at, **settings)["stopped"] == stopped
+    assert outcome(tmp_path / "parts", 30) == outcome(tmp_path / "whole", 30)
+
+
+def _moments_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoint, "restore_optimizer", lambda model, optimizer, tensors: None)
+
+
+def _rate_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "learning_rate", lambda s, optim, steps: learning_rate(s - 4, optim, steps))
+
+
+def _dropout_unseeded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step, "derive", lambda seed, number, micro_step: torch.seed())
+
+
+def _weights_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoint, "load_model", lambda folder: GPT(load_model(folder).config))
+
+
+@pytest.mark.parametrize("fault", [_moments_forgotten, _rate_from_the_start, _dropout_unseeded, _weights_forgotten])
+def test_case_25_27_35_the_comparison_bites(
+    go: Go, tmp_path: Path, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(tmp_path / "whole")
+    go(tmp_path / "parts", 4)
+    with monkeypatch.context() as patch:
+        fault(patch)
+        go(tmp_path / "parts")
+    assert rows_of(tmp_path / "parts")[:4] == rows_of(tmp_path / "whole")[:4]
+    assert losses(tmp_path / "parts")[4:] != losses(tmp_path / "whole")[4:]
+    assert weights(tmp_path / "parts", 8) != weights(tmp_path / "whole", 8)
+
+
+@pytest.mark.parametrize("forgotten", [{"rows_consumed": 0}, {"rows_consumed": 3 * 24}, {"next_batch": ""}])
+def test_case_17_19_a_wrong_count_of_rows_is_refused_by_the_hash_of_the_next_batch(
+    go: Go, tmp_path: Path, forgotten: dict[str, object]
+) -> None:
+    go(tmp_path, 4)
+    folder = checkpoint_folder(tmp_path, 4)
+    state = json.loads((folder / "trainer.json").read_text()) | forgotten
+    (folder / "trainer.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["trainer.json"] = checkpoint._sha256(folder / "trainer.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="next batch"):
+        go(tmp_path)
+
+
+def test_case_12_another_order_or_seed_of_the_data_is_refused_at_resume(go: Go, tmp_path: Path) -> None:
+    go(tmp_path, 4)
+    for change in ({"order": "sequential"}, {"data_seed": 7}, {"tokens_per_step": 12 * 16}):
+        with pytest.raises(DataError, match="next batch"):
+            go(tmp_path, **change)
+
+
+def test_a_stop_before_the_first_step_resumes(go: Go, tmp_path: Path) -> None:
+    go(tmp_path / "whole", eval_every=4)
+    assert go(tmp_path / "parts", 0, eval_every=4)["train_loss"] is None
+    assert steps_kept(tmp_path / "parts") == [0]
+    go(tmp_path / "parts", eval_every=4)
+    assert outcome(tmp_path / "parts", 8) == outcome(tmp_path / "whole", 8)
+
+
+def test_a_stop_at_a_step_that_lies_behind_changes_nothing(go: Go, tmp_path: Path) -> None:
+    go(tmp_path, 5)
+    before = content(tmp_path)
+    assert go(tmp_path, 3)["step"] == 5
+    assert content(tmp_path) == before
+
+
+def test_another_micro_batch_at_resume_keeps_rows_and_losses(go: Go, tmp_path: Path) -> None:
+    go(tmp_path / "whole", steps=12, dropout=0.0)
+    for stop_at, micro_batch in [(4, 12), (8, 24), (None, 3)]:
+        go(tmp_path / "parts", stop_at, steps=12, dropout=0.0, micro_batch=micro_batch)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+
+
+# Validation and compilation leave training alone
+
+
+def test_case_48_validation_changes_nothing_of_the_training(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for every in (5, 10, 0):
+        go(tmp_path / str(every), steps=12, eval_every=every)
+    assert weights(tmp_path / "5", 12) == weights(tmp_path / "10", 12) == weights(tmp_path / "0", 12)
+    assert losses(tmp_path / "5") == losses(tmp_path / "10") == losses(tmp_path / "0")
+    # The fault: one generator for all, seeded once, and a validation that draws from it.
+    seed_once = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    monkeypatch.setattr(loop, "score", lambda *rest: Score(float(torch.rand(1)) + 1, 1))
+    for name, every in [("with", 5), ("without", 0), ("again", 0)]:
+        seed_once(1)
+        go(tmp_path / name, steps=12, eval_every=every)
+    assert weights(tmp_path / "with", 12) != weights(tmp_path / "without", 12) == weights(tmp_path / "again", 12)
+
+
+@pytest.mark.soak  # a cold compilation takes half a minute
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own, 2.13
+def test_case_34_45_49_a_compiled_step_trains_validates_and_saves_canonical_keys(go: Go, tmp_path: Path) -> None:
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("no optional library: torch.compile needs a C++ compiler")
+    settings = {"steps": 50, "dropout": 0.0, "eval_every": 25}
+    go(tmp_path / "compiled", compile=True, **settings)
+    go(tmp_path / "eager", **settings)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), abs=1e-3)
+    assert rows_of(tmp_path / "compiled")[0] == rows_of(tmp_path / "eager")[0]  # validation is eager in both
+    assert len(rows_of(tmp_path / "compiled", "samples.jsonl")) == 6
+    stored = load_file(checkpoint_folder(tmp_path / "compiled", 50) / "model.safetensors")
+    assert stored.keys() == load_file(checkpoint_folder(tmp_path / "eager", 50) / "model.safetensors").keys()
+
+
+def test_case_34_what_a_compiled_step_saved_resumes_eagerly_and_back(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[torch.nn.Module] = []
+
+    def traced(model: torch.nn.Module) -> torch.nn.Module:  # without code generation: numbers stay the same to the bit
+        compiled.append(torch_compile(model, backend="aot_eager"))
+        return compiled[-1]
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    go(tmp_path / "eager")
+    for stop_at, switch in [(3, True), (6, False), (None, True)]:
+        go(tmp_path / "mixed", stop_at, compile=switch)
+    assert outcome(tmp_path / "mixed", 8) == outcome(tmp_path / "eager", 8)
+    assert all(name.startswith("_orig_mod.") for name, _ in compiled[0].named_parameters())  # what the fault would save
+    folder = checkpoint_folder(tmp_path / "mixed", 8)
+    for name in ("model.safetensors", "trainer.safetensors"):
+        assert not any("_orig_mod" in key for key in load_file(folder / name))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load_model(folder).load_state_dict(compiled[-1].state_dict())
+
+
+# Other data, other tokenizer, other folders
+
+
+def test_case_23_another_store_is_refused_at_resume(go: Go, tmp_path: Path) -> None:
+    go(tmp_path / "run", 4)
+    prepare(["corpus:sonnets"], tmp_path / "other", PrepareConfig(tokenizer="char", val_docs=(6,)))
+    before = content(tmp_path / "run")
+    with pytest.raises(DataError, match="fingerprint") as raised:
+        go(tmp_path / "run", store=str(tmp_path / "other"))
+    assert raised.value.exit_code == 2
+    assert content(tmp_path / "run") == before
+
+
+def test_case_59_another_tokenizer_is_refused_at_resume(go: Go, tmp_path: Path) -> None:
+    go(tmp_path / "run", 4)
+    prepare(["corpus:sonnets"], tmp_path / "other", PrepareConfig(tokenizer="bytes", val_docs=(7,)))
+    before = content(tmp_path / "run")
+    with pytest.raises(DataError, match="another tokenizer") as raised:
+        go(tmp_path / "run", store=str(tmp_path / "other"), vocab_size=257)
+    assert raised.value.exit_code == 2
+    assert content(tmp_path / "run") == before
+
+
+def test_a_copy_of_the_store_elsewhere_is_the_same_store(go: Go, sonnets: TokenStore, tmp_path: Path) -> None:
+    go(tmp_path / "whole")
+    go(tmp_path / "parts", 4)
+    shutil.copytree(sonnets.folder, tmp_path / "copy")
+    go(tmp_path / "parts", store=str(tmp_path / "copy"))
+    assert outcome(tmp_path / "parts", 8) == outcome(tmp_path / "whole", 8)
+
+
+@pytest.mark.parametrize("foreign", ["thesis.tex", "model.pt"])
+def test_a_foreign_folder_is_refused_untouched(go: Go, tmp_path: Path, foreign: str) -> None:
+    (tmp_path / foreign).write_text("mine")
+    with pytest.raises(DataError, match=foreign):
+        go(tmp_path)
+    assert content(tmp_path) == {foreign: b"mine"}
+    assert names(tmp_path) == {foreign}
+
+
+def test_a_split_shorter_than_a_window_is_refused_before_the_run_folder_exists(go: Go, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"4,378 ids.*5,001"):
+        go(tmp_path / "run", seq_len=5000, block_size=5000)
+    assert not (tmp_path / "run").exists()
+
+
+# Damaged and removed checkpoints, rows cut back
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _missing(folder: Path) -> None:
+    (folder / "trainer.safetensors").unlink()
+
+
+def _no_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def _nothing(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("fault", [_truncated, _missing, _no_manifest, _nothing])
+def test_case_29_30_a_damaged_newest_checkpoint_falls_back_and_is_written_again(
+    go: Go, tmp_path: Path, undisturbed: tuple[object, ...], fault: Callable[[Path], None]
+) -> None:
+    go(tmp_path, **SAVING)
+    newest = checkpoint_folder(tmp_path, 8)
+    fault(newest)
+    notes = Notes()
+    go(tmp_path, watcher=notes, **SAVING)
+    assert any(str(newest) in text and "falling back" in text for text in notes.said)
+    assert any("step 6 of 8" in text for text in notes.said)
+    assert outcome(tmp_path, 8) == undisturbed
+    assert steps_kept(tmp_path) == [3, 6, 8]
+    assert damage(newest) is None
+
+
+def test_deleting_newer_checkpoints_is_a_way_back(go: Go, tmp_path: Path, undisturbed: tuple[object, ...]) -> None:
+    go(tmp_path, **SAVING)
+    for at in (6, 8):
+        shutil.rmtree(checkpoint_folder(tmp_path, at))
+    go(tmp_path, 5, **SAVING)
+    assert max(row["step"] for row in rows_of(tmp_path)) == 5
+    go(tmp_path, **SAVING)
+    assert outcome(tmp_path, 8) == undisturbed
+
+
+@pytest.mark.parametrize("at", [2, 3, 5, 7])
+def test_case_30_after_a_kill_rows_are_cut_to_the_checkpoint_and_leftovers_go(
+    go: Go, tmp_path: Path, undisturbed: tuple[object, ...], at: int
+) -> None:
+    with pytest.raises(SystemError):
+        go(tmp_path, watcher=Notes(at, killed), **SAVING)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "tok')
+    leftover = tmp_path / "checkpoints" / ".step_00000006.tmp"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    go(tmp_path, **SAVING)
+    assert outcome(tmp_path, 8) == undisturbed
+    assert not leftover.exists()
+
+
+def test_keep_last_and_keep_every(go: Go, tmp_path: Path) -> None:
+    go(tmp_path, save_every=1, keep_last=2, keep_every=3)
+    assert steps_kept(tmp_path) == [3, 6, 7, 8]
+
+
+def test_keep_best_keeps_the_lowest_validation_loss_also_over_a_resume(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([5.0, 4.0, 3.0, 2.0, 2.5, 2.2, 2.1, 3.0, 4.0])  # steps 0..8, the lowest at 3
+    monkeypatch.setattr(loop, "score", lambda *rest: Score(next(measured), 1))
+    for stop_at in (5, None):
+        go(tmp_path, stop_at, save_every=1, eval_every=1, keep_last=1, keep_best=True)
+    assert steps_kept(tmp_path) == [3, 8]
+
+
+def test_save_every_0_saves_the_last_step_alone(go: Go, tmp_path: Path) -> None:
+    go(tmp_path)
+    assert steps_kept(tmp_path) == [8]
+
+
+# Signals
+
+
+def _in_a_step(patch: pytest.MonkeyPatch, number: int) -> None:
+    forward, calls = GPT.forward, iter(range(10**6))
+
+    def interrupted(self: GPT, *rest: object) -> torch.Tensor:
+        if self.training and next(calls) == 7:  # the second micro-step of step 4
+            signal.raise_signal(number)
+        return forward(self, *rest)
+
+    patch.setattr(GPT, "forward", interrupted)
+
+
+def _at(place: object, name: str, nth: int) -> Callable[[pytest.MonkeyPatch, int], None]:
+    """Raise the signal at the beginning of the n-th call of a function."""
+
+    def plant(patch: pytest.MonkeyPatch, number: int) -> None:
+        original, calls = getattr(place, name), iter(range(10**6))
+
+        @functools.wraps(original)
+        def interrupted(*rest: object) -> object:
+            if next(calls) == nth:
+                signal.raise_signal(number)
+            return original(*rest)
+
+        patch.setattr(place, name, interrupted)
+
+    return plant
+
+
+MOMENTS = {
+    "in a step": (_in_a_step, 4),
+    "in the first validation": (_at(loop, "score", 0), 0),
+    "in a later validation": (_at(loop, "score", 2), 4),
+    "while it samples": (_at(loop, "generate", 1), 2),
+    "while it saves": (_at(loop, "save_checkpoint", 1), 6),
+    "between steps": (_at(loop, "learning_rate", 4), 5),
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "code"),
+    [(moment, signal.SIGTERM, 143) for moment in MOMENTS]
+    + [(moment, signal.SIGINT, 130) for moment in ("in a step", "in a later validation")],
+)
+def test_case_33_a_signal_is_granted_at_the_end_of_the_step_with_the_work_saved(
+    go: Go,
+    tmp_path: Path,
+    undisturbed: tuple[object, ...],
+    moment: str,
+    number: int,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant, at = MOMENTS[moment]
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        plant(patch, number)
+        with pytest.raises(Stopped, match=f"step {at} of 8") as raised:
+            go(tmp_path, **SAVING)
+    assert raised.value.exit_code == code
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert steps_kept(tmp_path)[-1] == at
+    assert damage(checkpoint_folder(tmp_path, at)) is None
+    go(tmp_path, **SAVING)
+    assert outcome(tmp_path, 8) == undisturbed
+
+
+def test_case_33_a_validation_that_a_signal_ends_early_leaves_no_row_and_is_made_up_for(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _at(loop, "score", 1)(patch, signal.SIGTERM)
+        with pytest.raises(Stopped):
+            go(tmp_path, eval_every=4)
+    assert [row["step"] for row in rows_of(tmp_path) if "val_loss" in row] == [0]
+    assert {row["step"] for row in rows_of(tmp_path, "samples.jsonl")} == {0}
+    go(tmp_path, eval_every=4)
+    assert [row["step"] for row in rows_of(tmp_path) if "val_loss" in row] == [0, 4, 8]
+
+
+def test_a_second_signal_ends_the_step_at_once_and_the_run_can_still_go_on(
+    go: Go, tmp_path: Path, undisturbed: tuple[object, ...]
+) -> None:
+    def impatient() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, watcher=Notes(5, impatient), **SAVING)
+    assert steps_kept(tmp_path) == [3]
+    go(tmp_path, **SAVING)
+    assert outcome(tmp_path, 8) == undisturbed
+
+
+# What must not go on
+
+
+def test_case_40_a_poisoned_weight_stops_the_run_with_the_last_checkpoint_good(
+    sonnets: TokenStore, tmp_path: Path
+) -> None:
+    model_config, optim, data, config = sections(sonnets, save_every=2)
+    model = GPT(model_config)
+
+    def poison() -> None:
+        model.get_parameter("transformer.h.0.mlp.c_fc.weight").data[0, 0] = float("nan")
+
+    loader = Loader(sonnets.train, data, sonnets.eot)
+    trainer = Trainer(model, loader, sonnets, optim, config, tmp_path, Notes(5, poison))
+    trainer.open_run("")
+    with pytest.raises(QuatrainError, match="step 6: loss is nan") as raised:
+        trainer.run()
+    assert raised.value.exit_code == 1
+    assert len(losses(tmp_path)) == 5
+    assert steps_kept(tmp_path) == [2, 4]
+    assert all(parameter.isfinite().all() for parameter in load_model(checkpoint_folder(tmp_path, 4)).parameters())
+
+
+@pytest.mark.parametrize(("loss", "warned"), [(0.099, True), (0.1, False), (2.0, False)])
+def test_a_validation_loss_that_is_too_good_is_warned_of(
+    go: Go, tmp_path: Path, loss: float, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "score", lambda *rest: Score(loss * 100, 100))
+    notes = Notes()
+    go(tmp_path, steps=1, eval_every=1, watcher=notes)
+    assert any("too good to be true" in text for text in notes.said) == warned
+
+
+def test_validation_text_that_stands_in_train_is_warned_of(
+    go: Go, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(tmp_path / "honest", steps=1)
+    assert "warning" not in capsys.readouterr().err
+    secret = "When in the chronicle of wasted time I see descriptions of ladies dead. " * 3
+    (tmp_path / "val.txt").write_text(secret)
+    (tmp_path / "train.txt").write_text("And beauty making beautiful old rhyme, " + secret + "and lovely knights")
+    config = PrepareConfig(tokenizer="char", val=(str(tmp_path / "val.txt"),))
+    prepare([str(tmp_path / "train.txt")], tmp_path / "store", config)
+    leaky = TokenStore(tmp_path / "store")
+    go(tmp_path / "leaky", steps=1, store=str(leaky.folder), vocab_size=leaky.vocab_size)
+    assert "validation spans stand word for word in train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mlp", "said"), [("gelu_tanh", False), ("swiglu", True)])
+def test_switches_that_no_class_expresses_are_said_before_step_0(go: Go, tmp_path: Path, mlp: str, said: bool) -> None:
+    notes = Notes()
+    go(tmp_path, steps=1, mlp=mlp, watcher=notes)
+    assert any("model_type 'quatrain'" in text for text in notes.said) == said
+    config = json.loads((checkpoint_folder(tmp_path, 1) / "config.json").read_text())
+    assert config["model_type"] == ("quatrain" if said else "gpt2")

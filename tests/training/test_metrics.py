@@ -1,0 +1,64 @@
+"""metrics.jsonl: every row whole, every number as it was, cut back at resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quatrain.errors import QuatrainError
+from quatrain.training.metrics import JsonLines
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> JsonLines:
+    return JsonLines(tmp_path / "metrics.jsonl")
+
+
+def test_an_absent_file_has_no_rows_and_stays_absent(lines: JsonLines) -> None:
+    assert lines.rows() == []
+    lines.cut(10)
+    assert not lines.path.exists()
+
+
+def test_rows_come_back_in_order_one_a_line(lines: JsonLines) -> None:
+    written = [{"step": step, "text": "a\nb\u2028c\x85 “ü😀"} for step in range(3)]
+    for row in written:
+        lines.append(row)
+    assert lines.rows() == written
+    assert [json.loads(line) for line in lines.path.read_bytes().decode().rstrip("\n").split("\n")] == written
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+def test_floats_read_back_as_the_same_number(tmp_path_factory: pytest.TempPathFactory, numbers: list[float]) -> None:
+    lines = JsonLines(tmp_path_factory.mktemp("floats") / "metrics.jsonl")
+    for number in numbers:
+        lines.append({"step": 1, "loss": number})
+    assert [row["loss"].hex() for row in lines.rows()] == [number.hex() for number in numbers]
+
+
+def test_cutting_keeps_whole_rows_up_to_and_including_the_step(lines: JsonLines) -> None:
+    for step in (0, 1, 1, 2, 3):
+        lines.append({"step": step})
+    lines.cut(2)
+    assert [row["step"] for row in lines.rows()] == [0, 1, 1, 2]
+    lines.cut(0)
+    assert [row["step"] for row in lines.rows()] == [0]
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 1, "lo', b'{"step": 1}', b'{"step": 1, "text": "\xe2\x82', b"\0" * 9])
+def test_a_torn_last_line_is_no_row_and_is_cut_off(lines: JsonLines, torn: bytes) -> None:
+    lines.append({"step": 0})
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole + torn)
+    assert lines.rows() == [{"step": 0}]
+    lines.cut(5)
+    assert lines.path.read_bytes() == whole
+    lines.append({"step": 1})
+    assert lines.rows() == [{"step": 0}, {"step": 1}]
+
+
+def test_a_row_that_cannot_be_written_is_one_message_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(QuatrainError, match=r"absent/metrics\.jsonl: cannot write 12 bytes"):
+        JsonLines(tmp_path / "absent" / "metrics.jsonl").append({"step": 0})
