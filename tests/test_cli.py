@@ -167,7 +167,7 @@ def test_version_is_the_packages():
         (["prepare", "corpus:sonnets", "--out", "S", "--workers", "many"], '"many"'),
         (["evaluate", "RUN", "--split", "test"], 'Choose from: "val", "train"'),
         (["sample", "RUN", "--temprature", "1"], "did you mean '--temperature'?"),
-        (["demo", "--output", "x"], "no option --output; did you mean '--out'?"),
+        (["demo", "--output", "x"], "no option --output (did you mean '--out'?)"),
         (["recipes", "gpt2", "sonnets"], "quatrain recipes --help"),
     ],
 )
@@ -238,6 +238,42 @@ def test_case_54_files_never_depend_on_the_locales_encoding():
     assert process.returncode == 0, process.stderr
     done(*prepare, "--out", "B")
     assert files_in(Path("A")) == files_in(Path("B"))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "cp1252"}],
+)
+def test_case_54_output_is_utf_8_in_every_locale(environment):
+    Path("text.txt").write_text(UNICODE, encoding="utf-8")
+    script = """
+from quatrain.cli import main
+assert main(["prepare", "text.txt", "--out", "S", "--tokenizer", "char", "--val-tail", "0.2"]) == 0
+assert main(["inspect", "S", "--windows", "1"]) == 0
+"""
+    process = in_process(script, **environment)
+    assert process.returncode == 0, process.stderr
+    assert "“日本語” 🙂" in process.stdout
+
+
+@pytest.mark.parametrize("words", [["recipes"], ["recipes", "--json"], ["recipes", "gpt2"]])
+def test_a_full_disk_behind_stdout_is_one_message(words):
+    command = [sys.executable, "-m", "quatrain", *words]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == "error: standard output: No space left on device"
+    assert "Traceback" not in process.stderr
+
+
+def test_the_last_of_two_equal_flags_wins():
+    done("prepare", "corpus:sonnets", "--val-docs", "1", "--out", "S", "--val-docs", "7")
+    assert json.loads(Path("S/store.json").read_text(encoding="utf-8"))["split"]["indices"] == [7]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"]])
+def test_help_and_version_are_words_also_under_json(words):
+    assert done(*words, "--json").out == done(*words).out
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bytes", "gpt2"])

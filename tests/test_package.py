@@ -60,7 +60,7 @@ def test_every_module_opens_with_what_it_does(name):
 
 
 def test_the_modules_whose_examples_are_run():
-    expected = {"tokens.order", "tokens.windows", "tokens.packing", "text.tokenizers", "errors", "recipes.resolve"}
+    expected = {"tokens.order", "tokens.windows", "tokens.packing", "text.tokenizers", "errors", "mixing", "settings"}
     assert {f"quatrain.{name}" for name in expected} <= set(WITH_EXAMPLES)
 
 

@@ -1,6 +1,6 @@
 """argv to one command. Every error becomes one message and an exit code; a traceback is our own fault."""
 
-import itertools
+import errno
 import json
 import os
 import re
@@ -36,12 +36,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; the last line of stdout is one JSON object if `--json` is given."""
     words = sys.argv[1:] if argv is None else argv
     as_json = "--json" in words
+    console.write_utf8()
     console.people_read_stderr(as_json)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         command, bound = parse(words)
         result = command(*bound.args, **bound.kwargs)
-        if as_json:
+        if as_json and isinstance(result, dict):  # --help and --version have no result
             print(json.dumps(result, ensure_ascii=False), flush=True)
         return 0
     except QuatrainError as error:
@@ -51,9 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     except Terminated:
         return _fail("terminated; the same command again goes on or starts clean", 143, as_json)
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nobody is left to tell, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()  # its reader has gone (`| head`): nobody is left to tell
         return 141
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return _fail(f"{error.filename}: {error.strerror}", 2, as_json)
+        if error.filename is None:
+            _give_up_stdout()
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}", 1, as_json)
 
 
 def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
@@ -63,6 +69,7 @@ def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         help="Pretrain GPT-2-class language models from raw text: prepare, train, evaluate, sample.",
         version=quatrain.__version__,
         help_format="plaintext",
+        default_parameter=cyclopts.Parameter(allow_repeating=True),  # later wins, as it does among settings
     )
     for command in (prepare, evaluate, sample, inspect, recipes, demo):
         app.command(command)
@@ -80,14 +87,10 @@ def _dotted_last(words: list[str]) -> list[str]:
     """`--section.key value` moved behind everything else and a `--`: the command's last words, taken as they are."""
     dotted: list[str] = []
     others: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if not DOTTED.fullmatch(word):
-            others.append(word)
-            continue
-        dotted.append(word)
-        if "=" not in word:
-            dotted += itertools.islice(rest, 1)
+    for place, word in enumerate(words):
+        before = words[place - 1] if place else ""
+        is_value = DOTTED.fullmatch(before) and "=" not in before and not word.startswith("--")
+        (dotted if is_value or DOTTED.fullmatch(word) else others).append(word)
     return [*others, "--", *dotted] if dotted else others
 
 
@@ -102,10 +105,21 @@ def _plain(error: cyclopts.CycloptsError, words: list[str], app: cyclopts.App) -
 
 
 def _fail(message: str, code: int, as_json: bool) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    if as_json:
-        print(json.dumps({"error": message, "exit": code}, ensure_ascii=False), flush=True)
+    try:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        if as_json:
+            print(json.dumps({"error": message, "exit": code}, ensure_ascii=False), flush=True)
+    except OSError:
+        _give_up_stdout()  # the terminal is closed: the exit code alone can tell
     return code
+
+
+def _give_up_stdout() -> None:
+    """Let the interpreter's last flush succeed, where what is buffered can no longer be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if stream.isatty() or stream is sys.stdout:
+            os.dup2(nowhere, stream.fileno())
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

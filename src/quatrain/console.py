@@ -1,5 +1,6 @@
 """Where words for people go: standard output, or standard error when `--json` owns standard output."""
 
+import io
 import sys
 from typing import TextIO
 
@@ -12,6 +13,13 @@ def people_read_stderr(value: bool = True) -> None:
     _to_stderr = value
 
 
+def write_utf8() -> None:
+    """Make both streams write UTF-8 whatever the locale is; what is not text (file names can be) is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
 def human() -> TextIO:
     """The stream that a person reads."""
     return sys.stderr if _to_stderr else sys.stdout
@@ -20,8 +28,3 @@ def human() -> TextIO:
 def say(text: str = "", end: str = "\n") -> None:
     """Print text for a person, at once."""
     print(text, end=end, file=human(), flush=True)
-
-
-def warn(text: str) -> None:
-    """Print a warning: something is unusual, and the work goes on."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)

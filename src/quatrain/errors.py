@@ -4,6 +4,7 @@ A message has three parts: what was found, what was expected, what to do.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -32,6 +33,15 @@ class ConfigError(UsageError):
         lines = "\n".join(f"  - {mistake}" for mistake in self.mistakes)
         super().__init__(self.mistakes[0] if count == 1 else f"{count} mistakes in the configuration:\n{lines}")
 
+    def as_flags(self) -> "ConfigError":
+        """The same mistakes with settings as command-line flags: the word that begins each, and every a_b."""
+        pattern = re.compile(r"'[^']*'|^\w+|\b[a-z]+_[a-z]+\b")  # what stands in quotes is the user's
+
+        def flag(word: re.Match[str]) -> str:
+            return word[0] if word[0].startswith("'") else "--" + word[0].replace("_", "-")
+
+        return ConfigError(pattern.sub(flag, mistake) for mistake in self.mistakes)
+
 
 class Stopped(QuatrainError):
     """A signal ended the command after its work was saved (exit code 128 + signal)."""
@@ -42,10 +52,17 @@ class Stopped(QuatrainError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the nearest known word, or an empty string.
+    """`" (did you mean 'x'?)"` for the nearest known word, or an empty string.
 
     >>> did_you_mean("learing_rate", ["learning_rate", "steps"])
-    "; did you mean 'learning_rate'?"
+    " (did you mean 'learning_rate'?)"
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    near = nearest(word, known)
+    return f" (did you mean '{near}'?)" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that begins with this one, or else the most similar, if any is."""
+    words = list(known)
+    longer = [one for one in words if len(word.strip("-")) > 2 and one.startswith(word)]
+    return next(iter(longer or difflib.get_close_matches(word, words, n=1, cutoff=0.6)), None)

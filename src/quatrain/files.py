@@ -24,13 +24,16 @@ def writing(path: Path, size: int | None = None) -> Iterator[None]:
 def replace_file(path: Path, content: bytes) -> None:
     """Write the file under a temporary name, fsync it and rename it: the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")
-    with writing(path, len(content)):
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+    try:
+        with writing(path, len(content)):
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Settings as dataclasses: each field carries its sentence and unit, each class checks itself."""
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,13 +18,26 @@ class Settings:
     """Base of every configuration: a wrong value raises `ConfigError` with *all* its mistakes."""
 
     def __post_init__(self) -> None:
-        mistakes = list(self._not_among_choices()) or list(self.mistakes())
+        mistakes = list(self.found_wrong())
         if mistakes:
             raise ConfigError(mistakes)
 
     def mistakes(self) -> Iterator[str]:
         """One sentence for each setting that cannot be; overridden beside the fields it judges."""
         yield from ()
+
+    def found_wrong(self) -> Iterator[str]:
+        """Every mistake: first of single values (their choices, numbers that are not finite), then `mistakes`."""
+        single = [*self._not_among_choices(), *self._not_finite()]
+        told = {sentence.split()[0] for sentence in single}
+        yield from single
+        yield from (sentence for sentence in self.mistakes() if sentence.split()[0] not in told)
+
+    def _not_finite(self) -> Iterator[str]:
+        for name, value in vars(self).items():
+            parts = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
+                yield f"{name} is {value}, it must be finite"
 
     def _not_among_choices(self) -> Iterator[str]:
         for name, kind in get_type_hints(type(self)).items():
@@ -32,6 +46,12 @@ class Settings:
                     _one_of(getattr(self, name), get_args(kind))
                 except ValueError as error:
                     yield f"{name} {error}"
+
+    def seed_in_range(self) -> Iterator[str]:
+        """A sentence if the field `seed` is none that every generator takes."""
+        seed: int = vars(self)["seed"]
+        if not 0 <= seed < 2**63:
+            yield f"seed is {seed}, it must be in 0 .. 2^63 - 1"
 
     def at_least(self, minimum: float, names: Iterable[str]) -> Iterator[str]:
         """A sentence for each named field below the minimum."""
@@ -64,13 +84,13 @@ def _one_of(value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def _first_that_fits(value: Any, kinds: tuple[Any, ...]) -> Any:
-    reasons = []
+    expected = []
     for kind in kinds:
         try:
             return coerce(value, kind)
         except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError(" and ".join(dict.fromkeys(reasons)))
+            expected.append(str(error).partition("expected ")[2])
+    raise ValueError(f"is {value!r}, expected {' or '.join(expected)}")
 
 
 def _tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -95,7 +115,7 @@ def _float(value: Any) -> float:
     try:
         if not isinstance(value, bool):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError(f"is {value!r}, expected a number")
 
@@ -109,9 +129,13 @@ def _bool(value: Any) -> bool:
 
 
 def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"is {value!r}, expected a text")
-    return value
+    try:
+        if isinstance(value, str):
+            value.encode()  # bytes of the command line that are not UTF-8 arrive as lone surrogates
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise ValueError(f"is {value!r}, expected a text")
 
 
 _SCALARS = {int: _int, float: _float, bool: _bool, str: _str}

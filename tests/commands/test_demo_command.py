@@ -82,6 +82,16 @@ def test_a_folder_that_no_demo_left_is_refused_and_untouched(name):
     assert "runs/sonnets: not empty, and not left by an earlier demo" in refused("demo")
 
 
+def test_an_out_that_is_a_file_is_refused():
+    Path("here").write_text("dear", encoding="utf-8")
+    assert "here: a file; --out must be a folder that is absent, empty or left by" in refused("demo", "--out", "here")
+
+
+def test_it_counts_parameters_as_inspect_does():
+    told = done("demo").out
+    assert f"{done('inspect', 'runs/sonnets', '--json').json['parameters']:,} parameters" in told
+
+
 def test_a_run_of_train_is_not_taken_for_a_demo(sonnets):
     done("train", "sonnets", "--data", sonnets.folder, "--stop-at", "0", "--device", "cpu")
     before = files_in(Path("runs"))

@@ -111,6 +111,7 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
         (["run", "--data", "nope"], "nope: no token store here"),
         (["run", "--seq-len", "17"], "--seq-len is 17, it must be in 1 .. block_size 16"),
         (["run", "--seq-len", "-1"], "--seq-len is -1"),
+        (["run", "--seq-len", "0"], "--seq-len is 0, it must be in 1 .. block_size 16"),
         (["run", "--max-tokens", "0"], "--max-tokens is 0, it must be at least 1"),
         (["run", "--device", "tpu"], "device 'tpu' is not on this machine"),
         (["run", "--split", "test"], 'Choose from: "val", "train"'),

@@ -60,6 +60,22 @@ def test_verify_names_a_file_of_the_right_size_and_another_content(store, name):
     assert answer.json["error"].count("sha256 is") == 1
 
 
+@pytest.mark.parametrize("how", ["changed", "missing"])
+def test_verify_checks_the_tokenizer_too(store, how):
+    path = store / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b"e", b"f", 1)) if how == "changed" else path.unlink()
+    assert "store/tokenizer.json: " in refused("inspect", "store", "--verify", "--windows", "0")
+
+
+def test_verify_names_a_shard_with_an_id_beyond_the_vocabulary(store):
+    shard = store / "sonnets_train_000000.bin"
+    content = bytearray(shard.read_bytes())
+    content[9] = 0xFF
+    shard.write_bytes(content)
+    assert "sonnets_train_000000.bin: sha256 is" in refused("inspect", "store", "--verify")
+    assert refused("inspect", "store")
+
+
 def test_verify_names_all_damaged_files(store):
     flip(store / "sonnets_train_000000.bin", 0)
     flip(store / "sonnets_val.idx", 0)
@@ -86,6 +102,7 @@ def test_an_unfinished_store_is_told_as_such(store):
     [
         ("{", "not a store's description"),
         ("[]", "not a store's description"),
+        ('{"version": 1}', "not a store's description"),
         ('{"version": 99}', "version 99 of the format, this quatrain reads version 1"),
     ],
 )
@@ -109,6 +126,7 @@ def test_a_run_is_told_with_its_losses_and_checkpoints(trained):
 
 def test_a_checkpoint_folder_is_told_in_a_run_and_alone(trained):
     facts = done("inspect", trained / "checkpoints" / "step_00000003", "--json").json
+    assert (facts["last"]["step"], facts["last_validation"]["step"]) == (3, 3)  # its own losses, not the run's last
     assert facts["checkpoint"] == str(trained / "checkpoints" / "step_00000003")
     shutil.copytree(trained / "checkpoints" / "step_00000003", "alone")
     answer = done("inspect", "alone", "--json")
@@ -175,13 +193,18 @@ def test_a_model_that_no_class_expresses_says_so():
     ("words", "expected"),
     [
         ([], "inspect needs a store, a run or a checkpoint folder, or --model RECIPE"),
-        (["nope"], "nope: neither"),
+        (["nope"], "nope: no such folder; expected a store, a run or a checkpoint folder"),
+        (["."], ".: neither a run nor a checkpoint folder"),
         (["--model", "gtp2"], "did you mean 'gpt2'?"),
         (["--model", "gpt2", "--model.n-layr", "1"], "did you mean '--model.n_layer'?"),
         (["--model", "gpt2", "--windws", "3"], "did you mean '--windows'?"),
         (["--model", "gpt2", "--model.n-embd", "7"], "n_embd 7 is not a multiple of n_head 12; nearest: 12"),
         (["--model"], "--model requires an argument"),
         (["store", "--windows", "many"], '"many"'),
+        (["store", "--windows=-1"], "--windows is -1, it must be at least 0"),
+        (["store", "--windws", "3"], "no option --windws (did you mean '--windows'?)"),
+        (["--windws", "3", "store"], "did you mean '--windows'?"),
+        (["store", "--model.n-layer", "3"], "settings need --model RECIPE"),
     ],
 )
 def test_wrong_input_is_exit_2_and_one_message(words, expected):

@@ -1,11 +1,12 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from quatrain.tokens.store import TokenStore
-from test_cli import done, files_in, refused
+from test_cli import call, done, files_in, full_after, refused
 
 KEYS = {
     "documents",
@@ -60,7 +61,7 @@ def test_the_same_command_again_says_so_and_changes_nothing():
 
 def test_every_option_reaches_the_store():
     Path("more.txt").write_text("held out", encoding="utf-8")
-    words = ["--val", "more.txt", "one.txt", "--shard-size", "50", "--workers", "2", "--seed", "-7", "--name", "mine"]
+    words = ["--val", "more.txt", "one.txt", "--shard-size", "50", "--workers", "2", "--seed", "7", "--name", "mine"]
     done(*prepare("nine.jsonl"), *words)
     store = TokenStore("S")
     assert store.facts["split"] == {"rule": "files"}
@@ -99,29 +100,48 @@ def test_sonnets_are_characters_and_everything_else_gpt2_unless_told():
         ([], "prepare needs a source: a file, a folder, a glob, or corpus:sonnets"),
         (["nope.txt"], "nope.txt: no such file or folder"),
         (["corpus:sonets"], "did you mean 'corpus:sonnets'?"),
-        (["nine.jsonl", "--text-column", "txt"], "nine.jsonl:1: no column 'txt'; did you mean 'text'?"),
+        (["nine.jsonl", "--text-column", "txt"], "nine.jsonl:1: no column 'txt' (did you mean 'text'?)"),
         (["nine.jsonl", "--val", "nope.txt"], "nope.txt: no such file or folder"),
         (
             ["nine.jsonl", "--tokenizer", "gpt3"],
-            "no tokenizer 'gpt3'; did you mean 'gpt2'?; there is char, bytes, gpt2",
+            "no tokenizer 'gpt3' (did you mean 'gpt2'?); there is char, bytes, gpt2",
         ),
         (["nine.jsonl", "--val-docs", "seven"], "--val-docs is 'seven', expected indices such as 7 or 3,5"),
         (["nine.jsonl", "--val-docs", "1.5"], "--val-docs is '1.5', expected indices"),
+        (["nine.jsonl", "--val-docs", "a_b"], "--val-docs is 'a_b', expected indices"),
+        (["nine.jsonl", "--val-docs", ""], "--val-docs is '', expected indices such as 7 or 3,5"),
+        (["nine.jsonl", "--val-docs", ","], "--val-docs is ',', expected indices"),
+        (
+            ["nine.jsonl", "--eot", "my_sep"],
+            "--eot is 'my_sep', and the tokenizer char has <|endoftext|>; leave it out",
+        ),
         (["nine.jsonl", "--val-docs", "9"], "--val-docs names document 9, and there are 9 (0 to 8)"),
         (["nine.jsonl", "--val-docs=-1"], "--val-docs holds a negative index (-1)"),
         (["nine.jsonl", "--val-docs", "-1"], "--val-docs holds a negative index (-1)"),
-        (["nine.jsonl", "--val-docs", "0,1,2,3,4,5,6,7,8"], "the train split has no document (0 train, 9 val)"),
+        (
+            ["nine.jsonl", "--val-docs", "0,1,2,3,4,5,6,7,8"],
+            "the train split has no document (0 train, 9 val, the same text always in the same split)",
+        ),
         (
             ["nine.jsonl", "--val-fraction", "0"],
-            "--val-fraction 0 holds nothing out; give --val-docs, --val or --val-tail",
+            "--val-fraction 0 holds nothing out; give --val-docs, --val-tail, validation files, or a fraction above 0",
         ),
         (["nine.jsonl", "--val-fraction", "1"], "--val-fraction is 1.0, it must be at least 0 and below 1"),
-        (["nine.jsonl", "--val-fraction", "nan"], "--val-fraction is nan"),
+        (["nine.jsonl", "--val-fraction", "nan"], "--val-fraction is nan, it must be finite"),
         (["nine.jsonl", "--val-fraction=-0.1"], "--val-fraction is -0.1"),
         (["one.txt", "--val-tail", "1.5"], "--val-tail is 1.5"),
-        (["one.txt"], "cut it with --val-tail 0.1"),
-        (["nine.jsonl", "--val-docs", "1", "--val", "one.txt"], "each decide the validation split; give one of them"),
-        (["nine.jsonl", "--seed", str(2**63)], f"--seed is {2**63}, it must fit into 64 bits"),
+        (["one.txt"], "or cut a one-document corpus with --val-tail 0.1"),
+        (
+            ["nine.jsonl", "--val-tail", "0.1"],
+            "--val-tail cuts one document, and there are 9; hold out whole documents",
+        ),
+        (["nine.jsonl", "nine.jsonl"], "nine.jsonl is the same file as nine.jsonl; name it once"),
+        (
+            ["nine.jsonl", "--val-docs", "1", "--val", "one.txt"],
+            "--val-docs, --val-tail and validation files each decide the split; give one of them",
+        ),
+        (["nine.jsonl", "--seed", str(2**63)], f"--seed is {2**63}, it must be in 0 .. 2^63 - 1"),
+        (["nine.jsonl", "--seed=-1"], "--seed is -1, it must be in 0 .. 2^63 - 1"),
     ],
 )
 def test_wrong_input_is_exit_2_one_message_and_no_folder(words, expected):
@@ -131,7 +151,7 @@ def test_wrong_input_is_exit_2_one_message_and_no_folder(words, expected):
 def test_all_mistakes_are_told_at_once():
     told = refused(*prepare("nine.jsonl"), "--shard-size", "0", "--workers", "0", "--val-fraction", "2")
     assert told.startswith("error: 3 mistakes")
-    for value in ("is 0, it must be at least 1", "--val-fraction is 2.0"):
+    for value in ("--shard-size is 0, it must be at least 1", "--workers is 0, ", "--val-fraction is 2.0"):
         assert value in told
 
 
@@ -201,3 +221,22 @@ def test_a_file_of_unknown_kind_in_a_folder_is_passed_over_and_said():
     answer = done(*prepare("corpus"))
     assert "passed over corpus/notes.md" in answer.out
     assert "2 documents" in answer.out
+
+
+def test_a_source_whose_name_is_not_utf_8_is_prepared():
+    Path("\udcff.txt").write_text("text " * 50, encoding="utf-8")
+    facts = done(*prepare("\udcff.txt"), "--val-tail", "0.1", "--json").json
+    assert facts["documents"] == 2
+    assert TokenStore("S").facts["sources"][0]["name"] == "\ufffd.txt"
+
+
+@pytest.mark.parametrize("writes", [0, 1, 4, 5, 8])
+def test_a_full_disk_is_exit_1_with_path_and_bytes_and_the_same_command_goes_on(monkeypatch, writes):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after(writes))
+        answer = call(*prepare("nine.jsonl"))
+    assert answer.code == 1
+    assert re.search(r"^error: S/\S+: cannot write [\d,]+ bytes: No space left on device", answer.err)
+    assert not Path("S/store.json").exists()
+    done(*prepare("nine.jsonl"))
+    done("inspect", "S", "--verify")

@@ -47,5 +47,5 @@ def test_json_of_a_recipe_has_its_settings_and_its_prepare_command():
 @pytest.mark.parametrize(("name", "nearest"), [("gpt3", "gpt2"), ("sonets", "sonnets"), ("gpt2-medum", "gpt2-medium")])
 def test_an_unknown_name_is_told_with_the_nearest_and_all(name, nearest):
     told = refused("recipes", name)
-    assert f"no recipe '{name}'; did you mean '{nearest}'?" in told
+    assert f"no recipe '{name}' (did you mean '{nearest}'?)" in told
     assert ", ".join(RECIPES) in told

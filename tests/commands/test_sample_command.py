@@ -48,7 +48,7 @@ def test_a_seed_gives_the_same_samples_again_and_another_seed_others(draw):
     words = ["--n", "3", "--max-tokens", "12"]
     assert draw(*words, "--seed", "1") == draw(*words, "--seed", "1")
     assert draw(*words, "--seed", "1") != draw(*words, "--seed", "2")
-    assert draw(*words, "--seed=-1") != draw(*words, "--seed", "1")
+    assert draw(*words, "--seed", str(2**63 - 1)) != draw(*words, "--seed", "1")
 
 
 def test_a_sample_does_not_depend_on_how_many_are_drawn_beside_it(draw):
@@ -105,25 +105,28 @@ def test_bf16_is_a_choice(draw):
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [
-        ("temperature", "-1", "finite and at least 0"),
-        ("temperature", "nan", "finite and at least 0"),
-        ("temperature", "inf", "finite and at least 0"),
-        ("top-k", "0", "at least 1"),
+        ("temperature", "-1", "--temperature is -1.0, it must be at least 0"),
+        ("temperature", "nan", "--temperature is nan, it must be finite"),
+        ("temperature", "inf", "--temperature is inf, it must be finite"),
+        ("top-k", "0", "--top-k is 0, it must be at least 1"),
         ("top-k", "-3", "at least 1"),
         ("top-p", "1.5", "0 .. 1"),
         ("top-p", "-0.1", "0 .. 1"),
-        ("top-p", "nan", "0 .. 1"),
-        ("max-tokens", "-1", "at least 0"),
+        ("top-p", "nan", "--top-p is nan, it must be finite"),
+        ("max-tokens", "-1", "--max-tokens is -1, it must be at least 0"),
         ("n", "0", "at least 1"),
         ("stop", "", "empty text"),
         ("dtype", "int7", "Choose from"),
         ("temperature", "warm", '"warm"'),
         ("seed", "x", '"x"'),
+        ("seed", "-1", "--seed is -1, it must be in 0 .. 2^63 - 1"),
+        ("seed", str(2**63), "it must be in 0 .. 2^63 - 1"),
     ],
 )
 def test_a_value_out_of_range_is_exit_2_with_its_flag_named(run, flag, value, expected):
     told = refused("sample", run, f"--{flag}={value}")
-    assert flag in told.replace("_", "-")
+    assert f"--{flag}" in told
+    assert told.count("it must be") <= 1
     assert expected in told
 
 
@@ -139,6 +142,7 @@ def test_all_values_out_of_range_are_told_at_once(run):
         (["--prompt", "Grüße"], "character 'ü' (U+00FC LATIN SMALL LETTER U WITH DIAERESIS) at position 2"),
         (["--prompt=-1"], "character '1' (U+0031 DIGIT ONE) at position 1"),
         (["--prompt"], "--prompt requires an argument"),
+        (["--prompt", "\udcff"], "lone surrogate U+DCFF at position 0; expected text that is UTF-8"),
         (["--device", "tpu"], "device 'tpu' is not on this machine"),
         (["--promt", "I"], "did you mean '--prompt'?"),
     ],

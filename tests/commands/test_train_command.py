@@ -34,10 +34,11 @@ def train(tiny, sonnets):
     return [*tiny, "--data", str(sonnets.folder)]
 
 
-@pytest.fixture
-def whole(sonnets):
+@pytest.fixture(scope="module")
+def whole(sonnets, tmp_path_factory):
     """What an uninterrupted run gives."""
-    return done("train", "sonnets", "--out", "whole", *TINY, "--data", sonnets.folder, "--json").json
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return done("train", "sonnets", "--out", out, *TINY, "--data", sonnets.folder, "--json").json
 
 
 def rows(run: str = "run") -> list[dict[str, object]]:
@@ -79,6 +80,10 @@ def test_stop_at_saves_there_and_the_same_command_without_it_ends_like_an_uninte
     ended = done(*train, "--json").json
     assert (ended["step"], ended["stopped"]) == (6, False)
     assert (ended["train_loss"], ended["val_loss"]) == (whole["train_loss"], whole["val_loss"])
+
+
+def test_the_last_of_two_equal_options_wins(train):
+    assert done(*train, "--stop-at", "0", "--stop-at", "1", "--json").json["step"] == 1
 
 
 def test_stop_at_0_saves_the_untrained_model(train):
@@ -136,9 +141,9 @@ def test_without_data_it_prints_the_prepare_command_of_the_recipe(name):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--model.n_layr", "2"], "no option --model.n_layr; did you mean '--model.n_layer'?"),
+        (["--model.n_layr", "2"], "no option --model.n_layr (did you mean '--model.n_layer'?)"),
         (["--model.n-layr=2"], "did you mean '--model.n_layer'?"),
-        (["--outt", "R"], "no option --outt; did you mean '--out'?"),
+        (["--outt", "R"], "no option --outt (did you mean '--out'?)"),
         (["--stop-att=2"], "did you mean '--stop-at'?"),
         (["extra"], "'extra' is neither an option nor the value of one"),
         (["--optim.betas", "0.9"], "--optim.betas is '0.9', expected 2 values like 0.9,0.95"),
@@ -153,6 +158,16 @@ def test_without_data_it_prints_the_prepare_command_of_the_recipe(name):
         (["--train.precision", "bf8"], "expected one of: auto, fp32, bf16, fp16"),
         (["--stop-at", "-1"], "--stop-at is -1, it must be at least 0"),
         (["--stop-at=soon"], '"soon"'),
+        (
+            ["--optim.lr", "--train.steps=3"],
+            "--optim.lr needs a value (write --optim.lr=VALUE for one that begins with",
+        ),
+        (["--optim.lr=inf"], "optim.lr is inf, it must be finite"),
+        (["--optim.weight-decay=inf"], "optim.weight_decay is inf, it must be finite"),
+        (["--model.rope-theta=inf"], "model.rope_theta is inf, it must be finite"),
+        ([f"--train.seed={2**64}"], f"train.seed is {2**64}, it must be in 0 .. 2^63 - 1"),
+        (["--train.sample-prompt=\udcff"], "--train.sample_prompt is '\\udcff', expected a text"),
+        (["--learning-rate", "1"], "no option --learning-rate (did you mean '--optim.lr'?)"),
     ],
 )
 def test_wrong_input_is_exit_2_one_message_and_no_run_folder(train, words, expected):
@@ -173,7 +188,7 @@ def test_a_store_that_is_not_there_is_told_with_the_command_that_makes_it(tiny):
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [
-        ("sonets", "no recipe 'sonets'; did you mean 'sonnets'?"),
+        ("sonets", "no recipe 'sonets' (did you mean 'sonnets'?)"),
         ("nope.toml", "nope.toml: No such file or directory; expected a recipe in TOML"),
     ],
 )
@@ -185,10 +200,18 @@ def test_case_61_unknown_keys_in_toml_and_flags_are_all_told_with_the_nearest_ri
     Path("my.toml").write_text("[optim]\nlearing_rate = 1\nwarm_up = 2\n[train]\nstepz = 3\n", encoding="utf-8")
     told = refused("train", "my.toml", "--data", sonnets.folder, "--model.n_embed", "8", "--dvice", "cpu")
     assert told.startswith("error: 5 mistakes")
-    assert "my.toml: optim.learing_rate: no such setting; did you mean 'optim." in told
-    for wrong, right in [("warm_up", "optim.warmup"), ("stepz", "train.steps"), ("n_embed", "--model.n_embd")]:
-        assert any(wrong in line and f"did you mean '{right}'?" in line for line in told.splitlines())
-    assert "no option --dvice; did you mean '--device'?" in told
+    for wrong, right in [("learing_rate", "lr"), ("warm_up", "warmup")]:
+        assert f"my.toml: optim.{wrong}: no such setting (did you mean 'optim.{right}'?)" in told
+    assert "my.toml: train.stepz: no such setting (did you mean 'train.steps'?)" in told
+    assert "no option --model.n_embed (did you mean '--model.n_embd'?)" in told
+    assert "no option --dvice (did you mean '--device'?)" in told
+
+
+def test_mistakes_of_all_sections_are_told_at_once(train):
+    told = refused(*train, "--model.n-layer=0", "--model.dropout=1.5", "--train.tokens-per-step=100")
+    assert told.startswith("error: 3 mistakes")
+    for name in ("model.n_layer", "model.dropout", "train.tokens_per_step"):
+        assert name in told
 
 
 def test_case_08_a_split_shorter_than_a_window_is_told_with_both_numbers(tiny):
@@ -216,7 +239,19 @@ def test_a_store_cut_short_is_named_before_anything_is_made(tiny):
 def test_a_foreign_folder_is_named_and_untouched(train):
     Path("run").mkdir()
     Path("run/thesis.txt").write_text("dear", encoding="utf-8")
-    assert "run holds thesis.txt, which is not of a run; choose another --out" in refused(*train)
+    assert "run holds thesis.txt and is not a run of ours; choose another --out, nothing was touched" in refused(*train)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "checkpoints/mine.bin"])
+def test_a_folder_of_someone_else_with_a_name_of_ours_is_untouched(train, name):
+    Path("run", name).parent.mkdir(parents=True)
+    Path("run", name).write_text('{"a": 1}\n', encoding="utf-8")
+    assert f"run holds {Path(name).parts[0]} and is not a run of ours" in refused(*train)
+
+
+def test_an_out_that_is_a_file_is_refused(train):
+    Path("run").write_text("dear", encoding="utf-8")
+    assert "run: a file; --out must be a folder that is absent, empty or our own" in refused(*train)
 
 
 def test_a_foreign_recipe_toml_is_named_and_untouched(train):
@@ -230,9 +265,9 @@ def test_settings_changed_on_resume_are_named_with_both_values(train):
     told = refused(*train, "--model.n-layer=2", "--optim.lr=0.5", "--data.seed=7", "--train.keep-last=9")
     assert "run holds a run of other settings" in told
     for line in (
-        "model.n_layer: the run began with 1, now 2",
-        "optim.lr: the run began with 0.001, now 0.5",
-        "data.seed: the run began with 1337, now 7",
+        "  - model.n_layer: it began with 1, now 2",
+        "  - optim.lr: it began with 0.001, now 0.5",
+        "  - data.seed: it began with 1337, now 7",
     ):
         assert line in told
     assert "keep_last" not in told
@@ -312,7 +347,7 @@ def test_ctrl_c_ends_a_process_with_130_and_the_same_command_goes_on(train):
     assert [row["step"] for row in rows()] == list(range(1, step + 3))
 
 
-@pytest.mark.parametrize("writes", [2, 6, 12])
+@pytest.mark.parametrize("writes", [0, 1, 2, 6, 12])
 def test_a_full_disk_is_exit_1_with_its_path_and_the_same_command_goes_on(train, whole, monkeypatch, writes):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_after(writes))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from quatrain.errors import UsageError
-from quatrain.model.device import autocast, pick_device, pick_precision
+from quatrain.model.device import autocast, can_compile, pick_device, pick_precision
 
 
 @pytest.fixture
@@ -73,6 +73,24 @@ def test_a_wanted_precision_is_kept_but_fp16_on_a_cpu():
     assert pick_precision("fp16", cuda) == "fp16"
     with pytest.raises(UsageError, match=r"train\.precision fp16.*use fp32 or bf16"):
         pick_precision("fp16", cpu)
+
+
+@pytest.mark.parametrize(
+    ("device", "programs", "triton", "possible"),
+    [
+        ("cpu", ["g++"], False, True),
+        ("cpu", ["clang++"], False, True),
+        ("cpu", ["gcc"], True, False),
+        ("cpu", [], True, False),
+        ("cuda", ["gcc"], True, True),
+        ("cuda", ["gcc"], False, False),
+        ("cuda", ["g++"], True, False),
+    ],
+)
+def test_compiling_needs_a_compiler_and_on_cuda_triton(monkeypatch, device, programs, triton, possible):
+    monkeypatch.setattr("shutil.which", lambda program: program if program in programs else None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: triton or None)
+    assert can_compile(torch.device(device)) == possible
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])

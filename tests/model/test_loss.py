@@ -5,9 +5,30 @@ import torch
 
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
-from quatrain.model.loss import summed_loss, target_losses
+from quatrain.model.loss import summed_loss
 from quatrain.tokens.loader import Batch, batch_of
 from quatrain.tokens.packing import IGNORED
+
+
+def target_losses(gpt: GPT, batch: Batch) -> torch.Tensor:
+    """The loss of each target, one after the other."""
+    one = [
+        [Batch(batch.inputs[row : row + 1], only(batch.targets, row, t), 1, *packed(batch, row)) for t in range(12)]
+        for row in range(len(batch.inputs))
+    ]
+    return torch.stack([torch.stack([summed_loss(gpt, each) for each in row]) for row in one])
+
+
+def only(targets: torch.Tensor, row: int, place: int) -> torch.Tensor:
+    kept = torch.full_like(targets[row : row + 1], IGNORED)
+    kept[0, place] = targets[row, place]
+    return kept
+
+
+def packed(batch: Batch, row: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    one = slice(row, row + 1)
+    return (None, None) if batch.documents is None else (batch.documents[one], batch.positions[one])
+
 
 CONFIG = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=12, vocab_size=11)
 EOT = 10

@@ -52,7 +52,7 @@ def test_no_kv_heads_means_as_many_as_query_heads(n_kv_head, resolved):
         ({"n_kv_head": 5}, "n_head 12 is not a multiple of n_kv_head 5"),
         ({"n_kv_head": 24}, "n_head 12 is not a multiple of n_kv_head 24"),
         ({"n_kv_head": -1}, "n_kv_head is -1, it must be at least 0"),
-        ({"position": "rope", "n_embd": 36}, "n_embd / n_head = 3 must be even"),
+        ({"position": "rope", "n_embd": 36}, "n_embd / n_head is 3; rope turns pairs of channels, so it must be even"),
         ({"n_layer": 0}, "n_layer is 0, it must be at least 1"),
         ({"n_head": 0}, "n_head is 0, it must be at least 1"),
         ({"block_size": 0}, "block_size is 0"),
@@ -60,9 +60,9 @@ def test_no_kv_heads_means_as_many_as_query_heads(n_kv_head, resolved):
         ({"vocab_multiple": 0}, "vocab_multiple is 0"),
         ({"dropout": 1.0}, "dropout is 1.0, it must be at least 0 and below 1"),
         ({"dropout": -0.1}, "dropout is -0.1"),
-        ({"dropout": math.nan}, "dropout is nan"),
+        ({"dropout": math.nan}, "dropout is nan, it must be finite"),
         ({"rope_theta": 0.0}, "rope_theta is 0.0, it must be above 0"),
-        ({"rope_theta": math.nan}, "rope_theta is nan"),
+        ({"rope_theta": math.nan}, "rope_theta is nan, it must be finite"),
     ],
 )
 def test_a_shape_that_cannot_be_built_is_named_with_its_value(values, words):

@@ -15,7 +15,16 @@ from conftest import shared_file
 from quatrain.errors import DataError
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
-from quatrain.model.pretrained import GPT2Layout, disk_shapes, load_folder_tokenizer, load_model, save_model
+from quatrain.model.pretrained import (
+    GPT2Layout,
+    disk_shapes,
+    layout_of,
+    load_folder_tokenizer,
+    load_model,
+    parameter_count,
+    read_config,
+    save_model,
+)
 from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, gpt2
 
 TINY = {"n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 12, "vocab_size": 11, "vocab_multiple": 64}
@@ -295,19 +304,22 @@ def edited(tmp_path: Path, entries: dict, **switches) -> Path:
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
-        ({"activation_function": "gelu"}, "activation_function 'gelu'.*gelu_new"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06.*1e-05"),
+        (
+            {"activation_function": "gelu"},
+            "config.json: activation_function is 'gelu', expected one of gelu_pytorch_tanh, gelu_new, relu2",
+        ),
+        ({"layer_norm_epsilon": 1e-6}, "config.json: layer_norm_epsilon is 1e-06, .*1e-05"),
         ({"n_inner": 32}, "n_inner is 32.*64"),
         ({"scale_attn_weights": False}, "scale_attn_weights is False"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is True"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"attn_pdrop": 0.3}, "attn_pdrop .* differ"),
+        ({"attn_pdrop": 0.3}, "config.json: .*'attn_pdrop': 0.3.* differ; a GPT here has one dropout"),
         ({"n_head": None}, "no entry 'n_head'"),
         ({"n_positions": None}, "no entry 'n_positions'"),
         ({"vocab_size": None}, "no entry 'vocab_size'"),
-        ({"model_type": "mamba"}, "model_type 'mamba', expected one of: gpt2, quatrain"),
-        ({"model_type": None}, "model_type 'None'"),
+        ({"model_type": "mamba"}, "config.json: model_type is 'mamba', expected one of: gpt2, quatrain"),
+        ({"model_type": None}, "config.json: model_type is None, expected one of: gpt2, quatrain"),
         ({"n_layer": 3}, r"missing: \['transformer\.h\.2\."),
         ({"n_layer": 1}, r"not known: \['transformer\.h\.1\."),
         ({"vocab_size": 12}, r"wte\.weight has shape \(11, 16\), expected \(12, 16\)"),
@@ -317,6 +329,48 @@ def edited(tmp_path: Path, entries: dict, **switches) -> Path:
 def test_a_config_that_no_model_here_can_be_is_refused_by_entry(entries, named, tmp_path):
     with pytest.raises(DataError, match=named):
         load_model(edited(tmp_path, entries))
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"soft_cap": 30.0}, "config.json: 'soft_cap' is not a switch that this quatrain knows; a newer one may have"),
+        ({"qk_norm": None}, "config.json: no entry 'qk_norm'"),
+        ({"n_layer": "two"}, "config.json: n_layer is 'two', expected a whole number"),
+        ({"n_layer": 2.5}, "config.json: n_layer is 2.5, expected a whole number"),
+        ({"bias": 1}, "config.json: bias is 1, expected true or false"),
+        ({"position": "sine"}, "config.json: position is 'sine', expected one of: learned, rope"),
+        ({"dropout": 1.5}, "config.json: dropout is 1.5, it must be at least 0 and below 1"),
+        ({"vocab_size": 0}, "config.json: vocab_size is 0, expected at least 1"),
+    ],
+)
+def test_a_quatrain_config_holds_every_switch_and_no_other(entries, named, tmp_path):
+    with pytest.raises(DataError, match=named):
+        read_config(edited(tmp_path, entries, position="rope"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "{"])
+def test_a_config_json_that_is_no_description_is_one_message(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError, match=r"config\.json: (not a model's description|model_type is None)"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("switches", [{}, {"position": "rope", "mlp": "swiglu", "n_kv_head": 2}])
+def test_read_config_gives_the_switches_and_the_layout_without_the_weights(switches, tmp_path):
+    model = random_model(**switches)
+    folder = saved(model, tmp_path)
+    (folder / "model.safetensors").unlink()
+    config, layout = read_config(folder)
+    assert replace(config, n_kv_head=config.kv_heads) == replace(model.config, n_kv_head=model.config.kv_heads)
+    assert layout is layout_of(model.config)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_counted_over_the_true_vocabulary_and_tied_ones_once(tied):
+    model = random_model(tied=tied)
+    padding = (model.config.padded_vocab_size - 11) * 16 * (1 if tied else 2)
+    assert parameter_count(model.config) == sum(p.numel() for p in model.parameters()) - padding
 
 
 C_ATTN = "transformer.h.0.attn.c_attn.weight"

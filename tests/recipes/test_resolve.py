@@ -10,7 +10,7 @@ from quatrain.errors import ConfigError, UsageError
 from quatrain.model.config import ModelConfig
 from quatrain.recipes.config import SECTIONS, RunConfig
 from quatrain.recipes.named import RECIPES
-from quatrain.recipes.resolve import coerce, differences, flatten, options, resolve, to_toml
+from quatrain.recipes.resolve import PEERS_NAMES, differences, flatten, options, resolve, to_toml
 from quatrain.tokens.config import DataConfig
 from quatrain.training.config import OptimConfig, TrainConfig
 
@@ -175,7 +175,7 @@ def test_defaults_give_way_to_the_recipe_that_to_flags_and_flags_to_the_commands
         (["--model.qk-norm", "TRUE"], "model.qk_norm", True),
         (["--train.compile", "false"], "train.compile", False),
         (["--train.compile", "auto"], "train.compile", "auto"),
-        (["--train.sample-prompt", "--n=1"], "train.sample_prompt", "--n=1"),
+        (["--train.sample-prompt=--n=1"], "train.sample_prompt", "--n=1"),
         (["--train.sample-prompt=-1"], "train.sample_prompt", "-1"),
         (["--train.sample-prompt", ""], "train.sample_prompt", ""),
         (["--train.sample-prompt=a=b"], "train.sample_prompt", "a=b"),
@@ -197,15 +197,45 @@ def test_case_61_all_unknown_keys_of_file_and_flags_are_told_at_once_with_the_ne
     path = recipe("steps = 3\n[optim]\nwarm_up = 1\n[modelx]\nn_layer = 2\n[model]\nn_heads = 3\nn-embd = 8\n")
     mistakes = mistakes_of(path, ["--train.seeed", "3", "--outt=R", "--xyzzy", "1"], also=["--out", "--data"])
     assert mistakes == [
-        "no option --train.seeed; did you mean '--train.seed'?",
-        "no option --outt; did you mean '--out'?",
+        "no option --train.seeed (did you mean '--train.seed'?)",
+        "no option --outt (did you mean '--out'?)",
         "no option --xyzzy",
-        f"{path}: steps: no such setting; did you mean 'train.steps'?",
-        f"{path}: optim.warm_up: no such setting; did you mean 'optim.warmup'?",
-        f"{path}: modelx.n_layer: no such setting; did you mean 'model.n_layer'?",
-        f"{path}: model.n_heads: no such setting; did you mean 'model.n_head'?",
-        f"{path}: model.n-embd: no such setting; did you mean 'model.n_embd'?",
+        f"{path}: steps: no such setting (did you mean 'train.steps'?)",
+        f"{path}: optim.warm_up: no such setting (did you mean 'optim.warmup'?)",
+        f"{path}: modelx.n_layer: no such setting (did you mean 'model.n_layer'?)",
+        f"{path}: model.n_heads: no such setting (did you mean 'model.n_head'?)",
+        f"{path}: model.n-embd: no such setting (did you mean 'model.n_embd'?)",
     ]
+
+
+@pytest.mark.parametrize("wrong", ["n_layr", "n-layr"])
+def test_the_nearest_of_a_wrong_flag_is_a_flag_whether_or_not_the_command_has_options_of_its_own(wrong):
+    expected = [f"no option --model.{wrong} (did you mean '--model.n_layer'?)"]
+    assert mistakes_of("gpt2", [f"--model.{wrong}", "1"]) == expected
+    assert mistakes_of("gpt2", [f"--model.{wrong}", "1"], also=["--out"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [*PEERS_NAMES.items(), ("learing_rate", "optim.lr"), ("lerning_rate", "optim.lr")]
+)
+def test_case_61_what_peers_call_a_setting_is_told_by_our_name(recipe, wrong, right):
+    path = recipe(f"[optim]\n{wrong} = 1\n")
+    assert mistakes_of(path) == [f"{path}: optim.{wrong}: no such setting (did you mean '{right}'?)"]
+    flag = wrong.replace("_", "-")
+    assert mistakes_of("gpt2", [f"--{flag}=1"], also=["--out"]) == [f"no option --{flag} (did you mean '--{right}'?)"]
+
+
+def test_peers_names_lead_to_settings_that_there_are():
+    assert set(PEERS_NAMES.values()) <= {option.key for option in options()}
+    assert not set(PEERS_NAMES) & {option.key.rpartition(".")[2] for option in options()}
+
+
+@pytest.mark.parametrize(
+    ("content", "unknown"), [("[modelo]\n", "modelo"), ("[extra]\n", "extra"), ("[model.deep]\n", "model.deep")]
+)
+def test_case_61_an_unknown_empty_section_is_told(recipe, content, unknown):
+    (mistake,) = mistakes_of(recipe(content))
+    assert f"mine.toml: {unknown}: no such setting" in mistake
 
 
 @pytest.mark.parametrize("line", ["learing_rate = 1", "learning_rate: 1", "lrate = 1"])
@@ -236,24 +266,31 @@ def test_wrong_keys_values_and_shapes_are_told_together(recipe):
         ("[model]\nn_layer = true", "model.n_layer is True, expected a whole number"),
         ("[model]\nn_layer = '2x'", "model.n_layer is '2x', expected a whole number"),
         ("[model]\nbias = 1", "model.bias is 1, expected true or false"),
-        ("[model]\nmlp = 'swigl'", "expected one of: gelu_tanh, swiglu, relu2; did you mean 'swiglu'?"),
+        ("[model]\nmlp = 'swigl'", "expected one of: gelu_tanh, swiglu, relu2 (did you mean 'swiglu'?)"),
         ("[model]\nmlp = ['swiglu']", "expected one of: gelu_tanh, swiglu, relu2"),
         ("[optim]\nlr = 'fast'", "optim.lr is 'fast', expected a number"),
         ("[optim]\nlr = true", "optim.lr is True, expected a number"),
-        ("[optim]\nlr = nan", "optim.lr is nan, it must be at least 0"),
+        ("[optim]\nlr = nan", "optim.lr is nan, it must be finite"),
+        ("[optim]\nweight_decay = inf", "optim.weight_decay is inf, it must be finite"),
+        ("[model]\nrope_theta = inf", "model.rope_theta is inf, it must be finite"),
+        (f"[optim]\nlr = 1{'0' * 400}", "expected a number"),
         ("[optim]\nlr = 2020-01-01", "expected a number"),
         ("[optim]\nbetas = 0.9", "optim.betas is 0.9, expected 2 values like 0.9,0.95"),
         ("[optim]\nbetas = [0.9, 1.0]", "betas are [0.9, 1.0], each must be at least 0 and below 1"),
         ("[optim]\nlr = 1e-4\nmin_lr = 1e-3", "min_lr 0.001 is above lr 0.0001"),
         ("[data]\nstore = 3", "data.store is 3, expected a text"),
         ("[train]\ncompile = 'yes'", "expected true or false"),
-        ("[train]\nseed = -1", "train.seed is -1, it must be at least 0"),
+        ("[train]\nseed = -1", "train.seed is -1, it must be in 0 .. 2^63 - 1"),
+        ("[data]\nseed = 9223372036854775808", "data.seed is 9223372036854775808, it must be in 0 .. 2^63 - 1"),
         ("[model.deep]\nn_layer = 2", "model.deep.n_layer: no such setting"),
         ("[[model]]\nn_layer = 2", "model: no such setting"),
         ("model = 3", "model: no such setting"),
         ("[model]\nn_embd = 100\nn_head = 12", "n_embd 100 is not a multiple of n_head 12; nearest: 96"),
         ("[model]\nn_head = 12\nn_kv_head = 5", "n_head 12 is not a multiple of n_kv_head 5"),
-        ("[model]\nn_head = 256\nposition = 'rope'", "n_embd / n_head = 3 must be even"),
+        (
+            "[model]\nn_head = 256\nposition = 'rope'",
+            "n_embd / n_head is 3; rope turns pairs of channels, so it must be even",
+        ),
         (
             "[data]\nseq_len = 2048\n[train]\ntokens_per_step = 32768",
             "data.seq_len 2048 is above model.block_size 1024",
@@ -283,6 +320,10 @@ def test_tokens_per_step_that_does_not_divide_names_the_nearest_right_values(tok
     ("flags", "expected"),
     [
         (["--optim.lr"], "--optim.lr needs a value"),
+        (
+            ["--optim.lr", "--model.n-layer=2"],
+            "--optim.lr needs a value (write --optim.lr=VALUE for one that begins with",
+        ),
         (["stray"], "'stray' is neither an option nor the value of one"),
         (["--model.n-layer", "2", "3"], "'3' is neither an option nor the value of one"),
         (["--model.n-layer="], "--model.n_layer is '', expected a whole number"),
@@ -297,8 +338,9 @@ def test_words_that_are_no_flag_or_lack_a_value_are_told(flags, expected):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("sonets", "no recipe 'sonets'; did you mean 'sonnets'?"),
+        ("sonets", r"no recipe 'sonets' \(did you mean 'sonnets'\?\)"),
         ("gpt3", "there is sonnets, shakespeare, gpt2"),
+        ("a" * 300, "no recipe 'aaa"),  # too long for the name of a file
         ("nope.toml", r"nope\.toml: No such file"),
         (".", r"no recipe '\.'"),
     ],
@@ -331,12 +373,3 @@ def test_differences_are_the_changed_settings_with_both_values():
 def test_with_values_checks_the_whole_again():
     with pytest.raises(ConfigError, match=r"data\.seq_len 1024 is above model\.block_size 8"):
         RunConfig().with_values("model", block_size=8)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "expected"),
-    [(1, float, 1.0), (" 7 ", int, 7), ("x", str, "x"), ([0.5, 1], tuple[float, float], (0.5, 1.0))],
-)
-def test_coerce_gives_the_type_of_the_setting(value, kind, expected):
-    assert coerce(value, kind) == expected
-    assert type(coerce(value, kind)) is type(expected)

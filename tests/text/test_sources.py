@@ -128,6 +128,7 @@ def test_a_byte_order_mark_is_dropped_and_a_column_can_be_chosen(tmp_path):
         (b'{"text": "raw\ttab"}', "not a line of JSON .*Invalid control character"),
         (b'{"text": "raw\0nul"}', "not a line of JSON .*Invalid control character"),
         (b"[" * 100_000, "not a line of JSON"),
+        (b'{"text": "b", "id": ' + b"1" * 5000 + b"}", "not a line of JSON"),
         (b'{"text": "\xe9t\xe9"}', "not valid UTF-8 .*at byte 10"),
         (b'{"text": null}', "column 'text' holds null, expected a string"),
         (b'{"text": 7}', "column 'text' holds a number, expected a string"),
@@ -137,7 +138,7 @@ def test_a_byte_order_mark_is_dropped_and_a_column_can_be_chosen(tmp_path):
         (b'{"text": {"a": 1}}', "column 'text' holds an object, expected a string"),
         (b'["a"]', "expected a JSON object, found a list"),
         (b'"a"', "expected a JSON object, found a"),
-        (b'{"txt": "a"}', r"no column 'text'; did you mean 'txt'\?.* found: txt .*--text-column"),
+        (b'{"txt": "a"}', r"no column 'text' \(did you mean 'txt'\?\); found: txt .*--text-column"),
         (b"{}", r"no column 'text'; found: none .*--text-column"),
     ],
 )
@@ -171,7 +172,7 @@ def test_rows_are_counted_over_all_batches(tmp_path):
 def test_a_missing_parquet_column_is_named_with_those_that_are_there(tmp_path):
     path = written(tmp_path / "a.parquet", parquet(["a"], "texts"))
     with pytest.raises(
-        DataError, match=r"a.parquet: no column 'text'; did you mean 'texts'\?.* id, texts .*--text-col"
+        DataError, match=r"a.parquet: no column 'text' \(did you mean 'texts'\?\); found: id, texts .*--text-col"
     ):
         read(path)
 
@@ -264,6 +265,13 @@ def test_frames_without_text_and_padding_between_members_are_passed_over(tmp_pat
     assert read(written(tmp_path / "a.txt.zst", skippable + zst(b"ab") + zst(b"") + skippable + zst(b"c"))) == ["abc"]
 
 
+@pytest.mark.parametrize("chunk", [1, 20, 29])
+def test_padding_between_members_may_lie_on_the_border_of_two_reads(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(sources, "CHUNK", chunk)
+    gz = COMPRESS[".gz"](b"ab")
+    assert read(written(tmp_path / "a.txt.gz", gz + bytes(40) + gz + bytes(50))) == ["abab"]
+
+
 @pytest.mark.parametrize("compression", [".gz", ".zst"])
 def test_bytes_that_are_no_frame_are_damage(tmp_path, compression):
     for data in (b"no frame at all", COMPRESS[compression](b"a") + b"garbage"):
@@ -282,6 +290,14 @@ def test_damage_inside_a_parquet_page_is_an_error_with_the_file(tmp_path):
     data = bytearray(parquet([f"document {number}" for number in range(500)], compression="zstd"))
     page = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0).column(1).dictionary_page_offset
     data[page + 100 : page + 200] = bytes(100)
+    with pytest.raises(DataError, match=r"a\.parquet: not a readable parquet file"):
+        read(written(tmp_path / "a.parquet", bytes(data)))
+
+
+def test_a_flipped_bit_is_seen_where_pages_carry_checksums(tmp_path):
+    texts = [f"document {number}" for number in range(500)]
+    data = bytearray(parquet(texts, write_page_checksum=True, compression="none", use_dictionary=False))
+    data[data.index(b"document 300")] ^= 1
     with pytest.raises(DataError, match=r"a\.parquet: not a readable parquet file"):
         read(written(tmp_path / "a.parquet", bytes(data)))
 
@@ -330,12 +346,29 @@ def test_an_existing_path_wins_over_a_pattern(folder):
         ("data/README.md", r"data/README.md: unknown kind of file; expected .txt, .jsonl, .parquet, each also .gz or"),
         ("data/none.txt", "data/none.txt: no such file or folder, and no file matches"),
         ("data/*.csv", r"data/\*.csv: no such file or folder, and no file matches"),
-        ("corpus:sonets", "no built-in corpus 'corpus:sonets'; did you mean 'corpus:sonnets'"),
+        (
+            "corpus:sonets",
+            r"no built-in corpus 'corpus:sonets' \(did you mean 'corpus:sonnets'\?\); there is corpus:sonnets",
+        ),
     ],
 )
 def test_a_word_that_names_no_documents_is_an_error(folder, word, message):
     with pytest.raises(DataError, match=message):
         find_sources(["data/b.txt", word])
+
+
+@pytest.mark.parametrize("again", ["data/b.txt", "data", "data/*.txt", "data/../data/b.txt", "link.txt", "hard.txt"])
+def test_the_same_file_named_twice_is_an_error(folder, again):
+    Path("link.txt").symlink_to("data/b.txt")
+    Path("hard.txt").hardlink_to("data/b.txt")
+    with pytest.raises(
+        DataError, match=r"b\.txt.* is the same file as .*; name it once|is the same file as data/b\.txt"
+    ):
+        find_sources(["data/b.txt", again])
+
+
+def test_equal_content_in_two_files_is_two_sources(folder):
+    assert names("data/b.txt", "data/a.jsonl") == ["b.txt", "a.jsonl"]  # both are empty
 
 
 def test_folders_without_any_document_file_are_an_error(tmp_path):
@@ -368,6 +401,6 @@ def test_the_built_in_corpus_is_that_of_the_shared_data():
     assert [document.text for document in read_documents(find_sources(["corpus:sonnets"])[0][0])] == blocks
 
 
-@pytest.mark.parametrize("name", ["a.b.jsonl", "a.b.jsonl.zst", "a.b.parquet.gz", "a.b.txt"])
+@pytest.mark.parametrize("name", ["a.b.jsonl", "a.b.jsonl.zst", "a.b.parquet.gz", "a.b.txt", "a.b.TXT"])
 def test_a_stem_is_the_name_without_the_endings_that_say_how_to_read_it(tmp_path, name):
     assert find_sources([str(written(tmp_path / name, b""))])[0][0].stem == "a.b"

@@ -124,7 +124,8 @@ def test_case_52_the_check_sees_a_tokenizer_that_allows_special_tokens(monkeypat
     assert not spells_out_the_marker(gpt2)
     planted = FileTokenizer(file_json(), "own/tokenizer.json")
     planted._tokenizer.encode_special_tokens = False
-    assert not spells_out_the_marker(planted)
+    with pytest.raises(DataError, match=r"own/tokenizer.json: text gives the id 258 .* could forge a separator"):
+        spells_out_the_marker(planted)
 
 
 def test_the_marker_is_thirteen_characters_in_char():
@@ -303,13 +304,39 @@ ORDINARY_EOT = models.WordLevel({EOT_TEXT: 0, "?": 1}, unk_token="?")
         (
             file_json(ORDINARY_EOT, pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
             EOT_TEXT,
-            r"here/tokenizer.json: the text '<\|endoftext\|>' gives the id 0 itself, so a document could forge",
+            r"here/tokenizer.json: text gives the id 0 of '<\|endoftext\|>' itself, so a document could forge",
         ),
     ],
 )
 def test_a_tokenizer_file_without_a_sure_separator_is_refused(content, eot, message):
     with pytest.raises(DataError, match=message):
         FileTokenizer(content, "here/tokenizer.json", eot)
+
+
+def test_case_53_no_unknown_character_of_a_tokenizer_file_gives_eot():
+    vocab = {EOT_TEXT: 0} | {letter: 1 + rank for rank, letter in enumerate(sorted({*EOT_TEXT, *" abc"}))}
+    tokenizer = FileTokenizer(file_json(models.BPE(vocab=vocab, merges=[], unk_token=EOT_TEXT)), "x")
+    assert 0 not in tokenizer.encode("ab")
+    with pytest.raises(DataError, match=r"x: text gives the id 0 of '<\|endoftext\|>' itself"):
+        tokenizer.encode("abé")
+
+
+def test_a_deeply_nested_tokenizer_json_is_one_message(tmp_path):
+    (tmp_path / "deep.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(DataError, match=r"deep\.json: not a tokenizer\.json that can be read"):
+        load_tokenizer(tmp_path / "deep.json")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("text", "place"), [("a\ud800", 1), ("\udfffab", 0)])
+def test_a_lone_surrogate_is_refused_by_every_tokenizer(kind, text, place):
+    with pytest.raises(DataError, match=rf"lone surrogate U\+{ord(text[place]):04X} at position {place}"):
+        tokenizer_of(kind).encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_has_a_name_that_holds_no_path(kind):
+    assert tokenizer_of(kind).name == ("tokenizer.json" if kind == "file" else kind)
 
 
 def test_a_tokenizer_file_without_the_library_says_what_to_install(tmp_path, monkeypatch):
@@ -324,7 +351,7 @@ def test_a_tokenizer_file_without_the_library_says_what_to_install(tmp_path, mon
 
 def test_an_unknown_tokenizer_is_named_with_the_nearest_right_one():
     with pytest.raises(
-        UsageError, match=r"no tokenizer 'gpt-2'; did you mean 'gpt2'\?; there is char, bytes, gpt2, or"
+        UsageError, match=r"no tokenizer 'gpt-2' \(did you mean 'gpt2'\?\); there is char, bytes, gpt2, or"
     ):
         named_tokenizer("gpt-2", lambda: "")
     with pytest.raises(DataError, match=r"missing.json: No such file .* expected a tokenizer.json"):

@@ -19,7 +19,7 @@ from quatrain.errors import DataError
 from quatrain.text.tokenizers import ByteTokenizer, load_tokenizer
 from quatrain.tokens import shards
 from quatrain.tokens.config import PrepareConfig
-from quatrain.tokens.store import TokenStream, fingerprint
+from quatrain.tokens.store import AGAIN, TokenStream, fingerprint
 
 PIECES = st.lists(
     arrays.arrays(st.sampled_from([np.uint16, np.uint32]), st.integers(0, 6), elements=st.integers(0, 60_000)),
@@ -86,6 +86,12 @@ def test_reading_outside_a_stream_is_an_error_not_a_shorter_row(start, stop):
         stream[::2]
 
 
+def test_a_stream_gives_single_ids_as_an_array_does(folder):
+    stream = TokenStore(folder).train
+    assert [stream[0], stream[-1]] == [256, 256]
+    assert list(stream) == np.asarray(stream).tolist()
+
+
 def test_the_shards_are_plain_files_for_fromfile(folder):
     store = TokenStore(folder)
     for name, stream in (("train", store.train), ("val", store.val)):
@@ -129,38 +135,59 @@ def test_a_flipped_bit_is_found_in_the_file_that_has_it(folder, name):
     assert [re.match(r"\S+/(\S+): sha256 is", sentence)[1] for sentence in TokenStore(folder).damaged()] == [name]
 
 
+@pytest.mark.parametrize("how", ["changed", "missing"])
+def test_the_check_reads_the_tokenizer_too(folder, how):
+    path = folder / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b"\n") if how == "changed" else path.unlink()
+    (sentence,) = TokenStore(folder).damaged()
+    assert re.match(r"\S+/tokenizer.json: (sha256 is|No such file)", sentence)
+
+
 @pytest.mark.parametrize(("change", "found"), [(lambda data: data[:-1], "13"), (lambda data: data + b"\0\0", "16")])
 def test_a_shard_of_another_size_is_refused_at_opening(folder, change, found):
     path = folder / "texts_train_000001.bin"
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match=rf"texts_train_000001.bin: {found} bytes, store.json says 14; copy it again"):
+    with pytest.raises(DataError, match=rf"texts_train_000001.bin: {found} bytes, store.json says 14; {AGAIN}"):
         TokenStore(folder)
 
 
 def test_a_missing_shard_is_named(folder):
     (folder / "texts_val_000000.bin").unlink()
-    with pytest.raises(DataError, match=r"texts_val_000000.bin: No such file .*copy it back or prepare again"):
+    with pytest.raises(
+        DataError, match=rf"texts_val_000000.bin: No such file or directory; store.json names this file: {AGAIN}"
+    ):
         TokenStore(folder)
 
 
-def test_an_index_of_another_size_is_refused(folder):
+def test_an_index_of_another_size_is_refused_at_opening(folder):
     (folder / "texts_train.idx").write_bytes(bytes(8))
-    with pytest.raises(DataError, match=r"texts_train.idx: 8 bytes, store.json says 24"):
-        TokenStore(folder).document_starts("train")
+    with pytest.raises(DataError, match=rf"texts_train.idx: 8 bytes, store.json says 24; {AGAIN}"):
+        TokenStore(folder)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_missing_index_is_seen_at_opening_and_is_a_sentence_of_the_check(folder, split):
+    store = TokenStore(folder)
+    (folder / f"texts_{split}.idx").unlink()
+    with pytest.raises(DataError, match=rf"texts_{split}.idx: No such file or directory; .*{AGAIN}"):
+        TokenStore(folder)
+    assert list(store.damaged()) == [f"{folder}/texts_{split}.idx: No such file or directory"]
 
 
 def test_another_tokenizer_in_the_folder_is_refused(folder):
     (folder / "tokenizer.json").write_bytes(load_tokenizer(folder / "tokenizer.json").json + b"\n")
-    with pytest.raises(DataError, match=r"tokenizer.json: sha256 is \w{64}, store.json says \w{64}"):
+    with pytest.raises(DataError, match=rf"tokenizer.json: sha256 is \w{{64}}, store.json says \w{{64}}; {AGAIN}"):
         _ = TokenStore(folder).tokenizer
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"store.json: not a store's description .*prepare it again"),
+        ("{", rf"store.json: not a store's description \(JSONDecodeError.*\); {AGAIN}$"),
         ("[]", r"store.json: not a store's description"),
-        ("{}", r"store.json: not a store's description \('version'\)"),
+        ("{}", rf"store.json: not a store's description \(KeyError\('version'\)\); {AGAIN}$"),
+        ('{"version": 1}', rf"store.json: not a store's description \(KeyError.*\); {AGAIN}$"),
+        ('{"version": 1, "fingerprint": "x", "tokenizer": 3}', r"store.json: not a store's description \(TypeError"),
         ('{"version": 2}', r"store.json: version 2 of the format, this quatrain reads version 1"),
     ],
 )

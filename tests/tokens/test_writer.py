@@ -1,5 +1,6 @@
 """A store holds every document once, in order, on one side, the same bytes each time; and `--out` is never harmed."""
 
+import gc
 import hashlib
 import json
 import os
@@ -9,6 +10,8 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quatrain import TokenStore, prepare, sample_batch
-from quatrain.errors import ConfigError, DataError, QuatrainError
+from quatrain.errors import ConfigError, DataError, QuatrainError, UsageError
 from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer
-from quatrain.tokens import writer
+from quatrain.tokens import shards, writer
 from quatrain.tokens.config import PrepareConfig
 
 BYTES = PrepareConfig(tokenizer="bytes", val_docs=(0,))
@@ -261,17 +264,17 @@ def test_case_55_a_text_that_is_none_is_an_error_and_leaves_nothing(tmp_path, te
 
 
 def test_case_56_documents_are_separated_by_the_eot_named_and_carry_no_bos(tmp_path):
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 3, "b": 4, "?": 5}, "?"))
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, "?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.add_special_tokens(["<s>", "</s>"])
     bos, eos = (made.token_to_id(word) for word in ("<s>", "</s>"))
     made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     made.save(str(tmp_path / "tokenizer.json"))
-    assert made.encode("a").ids == [bos, 3]
+    assert made.encode("a").ids == [bos, 0]
     source = json_lines(tmp_path / "a.jsonl", "val", "a b", "b </s> a")
     config = replace(BYTES, tokenizer=str(tmp_path / "tokenizer.json"), eot="</s>")
     prepare([source], tmp_path / "store", config)
-    assert ids_of(tmp_path / "store", "train") == [eos, 3, 4, eos, 4, 5, 5, 5, 3, eos]
+    assert ids_of(tmp_path / "store", "train") == [eos, 0, 1, eos, 1, 2, 2, 2, 0, eos]
     assert TokenStore(tmp_path / "store").tokenizer.eot == TokenStore(tmp_path / "store").eot == eos
 
 
@@ -313,6 +316,21 @@ def test_a_tail_is_cut_at_the_character_and_warned_of(tmp_path, share, cut):
     assert [line for line in said if line.startswith(f"warning: --val-tail splits a document at character {cut} of 25")]
 
 
+def test_a_tail_is_cut_exactly_where_its_share_says(tmp_path):
+    for share, length in product(["0.1", "0.2", "0.3", "0.7", "0.8", "0.9"], [10, 100]):
+        folder = tmp_path / f"{share}-{length}"
+        folder.mkdir()
+        (folder / "a.txt").write_text("x" * length)
+        prepare([str(folder / "a.txt")], folder / "store", PrepareConfig(tokenizer="bytes", val_tail=float(share)))
+        found = TokenStore(folder / "store").facts["splits"]["train"]["bytes"]
+        assert found == (1 - Fraction(share)) * length, (share, length)
+
+
+def test_empty_documents_beside_a_cut_one_are_counted(tmp_path):
+    source = json_lines(tmp_path / "a.jsonl", "", "abcdefghij", "")
+    assert prepare([source], tmp_path / "s", PrepareConfig(tokenizer="bytes", val_tail=0.1))["empty"] == 2
+
+
 @pytest.mark.parametrize("seed", [1337, 4])
 def test_when_no_document_falls_below_the_fraction_the_smallest_hash_and_its_equals_do(tmp_path, seed):
     def hashed(text: str) -> int:
@@ -337,12 +355,16 @@ def test_when_no_document_falls_below_the_fraction_the_smallest_hash_and_its_equ
 @pytest.mark.parametrize(
     ("texts", "rule", "message"),
     [
-        (["one"], {}, r"\(0 train, 1 val\).*--val-tail 0.1"),
-        (["same", "same"], {}, r"the train split has no document \(0 train, 2 val\)"),
+        (["one"], {}, r"\(0 train, 1 val, .*--val-tail 0.1"),
+        (
+            ["same", "same"],
+            {},
+            r"the train split has no document \(0 train, 2 val, the same text always in the same split",
+        ),
         ([], {}, r"no document with text in 1 files \(0 empty\)"),
         (["", ""], {}, r"no document with text in 1 files \(2 empty\)"),
         (["one", "two"], {"val_docs": (5, 2)}, r"--val-docs names document 2, and there are 2 \(0 to 1\)"),
-        (["one", "two"], {"val_docs": (0, 1)}, r"the train split has no document \(0 train, 2 val\)"),
+        (["one", "two"], {"val_docs": (0, 1)}, r"the train split has no document \(0 train, 2 val, "),
         (["one"], {"val_tail": 0.99}, r"the train split has no document"),
     ],
 )
@@ -356,12 +378,14 @@ def test_a_corpus_that_the_rule_cannot_split_is_one_message_and_leaves_nothing(t
 @pytest.mark.parametrize(
     ("wrong", "messages"),
     [
-        ({"val_fraction": 0}, ["--val-fraction 0 holds nothing out; give --val-docs, --val or --val-tail"]),
-        ({"val_fraction": 1.0}, ["--val-fraction is 1.0"]),
-        ({"val_fraction": float("nan")}, ["--val-fraction is nan"]),
-        ({"val_docs": (1,), "val": ("b.txt",)}, ["--val-docs, --val and --val-tail each decide the validation split"]),
-        ({"val_docs": (3, -1)}, [r"--val-docs holds a negative index \(-1\)"]),
-        ({"seed": 2**63, "shard_size": 0, "workers": 0}, ["--seed is", "shard_size is 0", "workers is 0"]),
+        ({"val_fraction": 0}, ["val_fraction 0 holds nothing out; give val_docs, val_tail, validation files, or a"]),
+        ({"val_fraction": 1.0}, ["val_fraction is 1.0, it must be at least 0 and below 1"]),
+        ({"val_fraction": float("nan")}, ["val_fraction is nan, it must be finite"]),
+        ({"val_docs": (1,), "val": ("b.txt",)}, ["val_docs, val_tail and validation files each decide the split"]),
+        ({"val_docs": (3, -1)}, [r"val_docs holds a negative index \(-1\)"]),
+        ({"seed": 2**63, "shard_size": 0, "workers": 0}, ["seed is", "shard_size is 0", "workers is 0"]),
+        ({"seed": -1}, [r"seed is -1, it must be in 0 \.\. 2\^63 - 1"]),
+        ({"eot": "</s>"}, [r"eot is '</s>', and the tokenizer gpt2 has <\|endoftext\|>; leave it out"]),
     ],
 )
 def test_wrong_settings_are_all_named_at_once(wrong, messages):
@@ -369,7 +393,7 @@ def test_wrong_settings_are_all_named_at_once(wrong, messages):
         PrepareConfig(**wrong)
     assert len(caught.value.mistakes) == len(messages)
     for message in messages:
-        assert re.search(message, str(caught.value))
+        assert re.search(rf"(^|- ){message}", str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -388,6 +412,24 @@ def test_shards_are_named_after_the_source_or_as_told(tmp_path, file, name, stem
         f"{stem}_train_000000.bin",
         f"{stem}_val_000000.bin",
     }
+
+
+def test_a_file_name_that_is_not_utf_8_does_not_lose_the_work(tmp_path):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xe9t\xe9.jsonl")
+    json_lines(Path(name), "a", "b")
+    prepare([name], tmp_path / "store", BYTES)
+    assert TokenStore(tmp_path / "store").facts["sources"][0]["rows"] == 2
+
+
+def test_equal_input_gives_an_equal_store_wherever_the_tokenizer_lies(tmp_path):
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, "?"))
+    made.add_special_tokens([EOT_TEXT])
+    source = json_lines(tmp_path / "a.jsonl", "a", "b")
+    for home in (tmp_path / "x", tmp_path / "y"):
+        home.mkdir()
+        made.save(str(home / "tokenizer.json"))
+        prepare([source], home / "store", replace(BYTES, tokenizer=str(home / "tokenizer.json")))
+    assert files(tmp_path / "x" / "store") == files(tmp_path / "y" / "store")
 
 
 def test_what_a_folder_holds_besides_documents_is_reported(tmp_path):
@@ -562,3 +604,79 @@ def test_no_room_is_one_message_with_path_and_bytes_and_the_same_command_goes_on
     )
     prepare([three], tmp_path / "store", replace(BYTES, tokenizer="gpt2"))
     assert texts_of(tmp_path / "store", "train") == ["two", "three"]
+
+
+@pytest.mark.parametrize("size", [100_000, 600_000])  # seen when the buffer is flushed; seen in the write itself
+def test_no_room_for_a_shard_is_one_message_with_path_and_bytes(tmp_path, size):
+    import resource
+
+    source = json_lines(tmp_path / "a.jsonl", "val", "a" * size)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        with pytest.raises(QuatrainError, match=r"s/a_train_000000.bin: cannot write [\d,]+ bytes: File too large"):
+            prepare([source], tmp_path / "s", BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    gc.collect()  # an unclosed file is a ResourceWarning, and warnings are errors here
+    prepare([source], tmp_path / "s", BYTES)
+    assert TokenStore(tmp_path / "s").facts["splits"]["train"]["bytes"] == size
+
+
+@pytest.mark.parametrize(
+    ("texts", "rule"), [(["one", "two", None], {"val_fraction": 0.5}), (["one", "two"], {"val_tail": 0.1})]
+)
+def test_a_failed_preparation_closes_its_files_and_takes_them_back(tmp_path, texts, rule):
+    source = json_lines(tmp_path / "a.jsonl", *texts)
+    with pytest.raises(DataError):
+        prepare([source], tmp_path / "s", PrepareConfig(tokenizer="bytes", **rule))
+    assert not (tmp_path / "s").exists()
+    gc.collect()
+
+
+def test_an_interrupted_preparation_closes_its_files_and_can_go_on(three, tmp_path, monkeypatch):
+    def interrupted(*rest: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.SplitWriter, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([three], tmp_path / "store", BYTES)
+    gc.collect()
+    prepare([three], tmp_path / "store", BYTES)
+    assert texts_of(tmp_path / "store", "train") == ["two", "three"]
+
+
+def test_two_preparations_of_one_folder_do_not_spoil_each_other(tmp_path, monkeypatch):
+    source = json_lines(tmp_path / "a.jsonl", "one", "two", "three", "four")
+    add, first_is_in, go_on = shards.SplitWriter.add, threading.Event(), threading.Event()
+    main = threading.current_thread()
+
+    def add_and_wait(self, document):
+        add(self, document)
+        if threading.current_thread() is not main:
+            first_is_in.set()
+            assert go_on.wait(20)
+
+    monkeypatch.setattr(shards.SplitWriter, "add", add_and_wait)
+    found = []
+
+    def other():
+        try:
+            prepare([source], tmp_path / "s", BYTES)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert first_is_in.wait(20)
+    try:
+        with pytest.raises(UsageError, match=r"/s: another prepare is writing into it; wait for it, or stop it"):
+            prepare([source], tmp_path / "s", BYTES)
+    finally:
+        go_on.set()
+        thread.join()
+    assert found == []
+    assert list(TokenStore(tmp_path / "s").damaged()) == []
+    names = {"a_train_000000.bin", "a_val_000000.bin", "a_train.idx", "a_val.idx", "tokenizer.json", "store.json"}
+    assert set(files(tmp_path / "s")) == names

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from quatrain.errors import DataError, QuatrainError
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
 from quatrain.model.pretrained import load_model
+from quatrain.tokens.config import DataConfig
 from quatrain.tokens.store import TokenStore
 from quatrain.training import checkpoint
 from quatrain.training.checkpoint import (
@@ -28,8 +30,9 @@ from quatrain.training.checkpoint import (
     restore,
     run_of,
     save_checkpoint,
+    settings_sha256,
 )
-from quatrain.training.config import OptimConfig
+from quatrain.training.config import OptimConfig, TrainConfig
 from quatrain.training.optim import build_optimizer, optimizer_tensors
 
 FILES = {
@@ -45,7 +48,7 @@ FILES = {
 
 
 def state(step: int) -> TrainerState:
-    return TrainerState(step, step * 4, step * 64, 0.1 * step, "data", "tokenizer", "recipe", "next", {})
+    return TrainerState(step, step * 4, step * 64, 0.1 * step, "data", "tokenizer", "settings", "next", {})
 
 
 def network(store: TokenStore, seed: int = 1, **changes: object) -> tuple[GPT, torch.optim.Optimizer]:
@@ -277,6 +280,71 @@ def test_case_62_nothing_is_removed_while_the_newest_is_damaged(
     prune(run, 1, 0, [])
     assert steps(run) == [30]
     assert newest_good(run, pytest.fail) == checkpoint_folder(run, 30)
+
+
+def settings_hash(**changes: object) -> str:
+    """The hash of a run's settings; a key is a section's and a field's name."""
+    sections = {
+        "model": ModelConfig(n_layer=2, n_embd=16, n_head=2, vocab_size=11),
+        "optim": OptimConfig(),
+        "data": DataConfig(store="here", seq_len=8),
+        "train": TrainConfig(precision="fp32"),
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("_")
+        sections[section] = replace(sections[section], **{name: value})
+    return settings_sha256(**sections)
+
+
+DECIDES = {
+    "model_n_layer": 3,
+    "model_n_kv_head": 1,
+    "model_dropout": 0.1,
+    "model_tied": False,
+    "model_mlp": "swiglu",
+    "optim_lr": 1e-3,
+    "optim_betas": (0.9, 0.99),
+    "optim_schedule": "wsd",
+    "optim_clip": 0.0,
+    "data_seq_len": 4,
+    "data_order": "random",
+    "data_packing": "document",
+    "data_seed": 1,
+    "train_steps": 999,
+    "train_tokens_per_step": 1024,
+    "train_precision": "bf16",
+    "train_seed": 1,
+}
+MAY_CHANGE = {
+    "model_n_kv_head": 2,  # as many as query heads, as without it
+    "model_vocab_multiple": 1,
+    "model_rope_theta": 5e5,  # of a model without rotation
+    "data_store": "there",
+    "train_micro_batch": 4,
+    "train_eval_every": 7,
+    "train_eval_tokens": 7,
+    "train_save_every": 7,
+    "train_keep_last": 7,
+    "train_keep_best": True,
+    "train_compile": False,
+    "train_deterministic": True,
+    "train_samples": 7,
+    "train_sample_prompt": "I",
+}
+
+
+def test_the_hash_of_settings_is_of_those_that_decide_numbers() -> None:
+    assert len({settings_hash(), *(settings_hash(**{key: value}) for key, value in DECIDES.items())}) == 18
+    assert {settings_hash(**{key: value}) for key, value in MAY_CHANGE.items()} == {settings_hash()}
+    rope = settings_hash(model_position="rope")
+    assert settings_hash(model_position="rope") == rope != settings_hash()
+    told_apart = settings_sha256(
+        ModelConfig(n_layer=2, n_embd=16, n_head=2, vocab_size=11, position="rope", rope_theta=5e5),
+        OptimConfig(),
+        DataConfig(store="here", seq_len=8),
+        TrainConfig(precision="fp32"),
+    )
+    assert told_apart != rope
 
 
 def test_what_was_restored_can_be_saved_again_as_the_same_bytes(sonnets: TokenStore, run: Path, tmp_path: Path) -> None:

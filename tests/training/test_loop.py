@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,14 +19,16 @@ from quatrain.errors import DataError, QuatrainError, Stopped, UsageError
 from quatrain.inference.scoring import Score, data_hash
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
+from quatrain.model.loss import loss_of
 from quatrain.model.pretrained import load_model
 from quatrain.tokens.config import DataConfig, PrepareConfig
-from quatrain.tokens.loader import Batch, Loader
+from quatrain.tokens.loader import Loader
 from quatrain.tokens.store import TokenStore
 from quatrain.tokens.writer import prepare
-from quatrain.training import checkpoint, loop, step
+from quatrain.training import checkpoint, loop, signals, step
 from quatrain.training.checkpoint import checkpoint_folder, checkpoints, damage
 from quatrain.training.config import OptimConfig, TrainConfig
+from quatrain.training.flops import flops_per_token
 from quatrain.training.loop import Trainer, train
 from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.progress import Silent
@@ -88,6 +90,14 @@ def undisturbed(go: Go, tmp_path_factory: pytest.TempPathFactory) -> tuple[objec
     return outcome(folder, 8)
 
 
+@pytest.fixture(scope="module")
+def plain(go: Go, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of TINY that nothing stopped; not to be written into."""
+    folder = tmp_path_factory.mktemp("plain")
+    go(folder)
+    return folder
+
+
 def sections(usual: TokenStore, **changes: object) -> tuple[ModelConfig, OptimConfig, DataConfig, TrainConfig]:
     """TINY with changes; `seed` is that of the model, `data_seed` that of the data."""
     values = {"store": str(usual.folder), "vocab_size": usual.vocab_size} | TINY | changes
@@ -139,11 +149,15 @@ class Notes(Silent):
 
     def __init__(self, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
         self.said: list[str] = []
+        self.warned: list[str] = []
         self.at = at
         self.act = act
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
 
     def trained(self, row: Row) -> None:
         if row["step"] == self.at:
@@ -182,6 +196,30 @@ def test_training_rows_count_from_one_and_carry_tokens_rate_and_time(
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(set(seconds))
     assert all(row["grad_norm"] > 0 and row["tokens_per_second"] > 0 for row in rows)
+    assert [row["epoch"] for row in rows] == [round(24 * at / 273, 4) for at in range(1, 10)]
+    assert {row["mfu"] for row in rows} == {None}  # the peak of a CPU is not known
+
+
+def test_mfu_is_the_share_of_the_peak_that_the_rate_takes(
+    go: Go, sonnets: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "peak_flops", lambda device, precision: 1e9)
+    go(tmp_path, steps=2)
+    flops = flops_per_token(sections(sonnets)[0], 16)
+    for row in JsonLines(tmp_path / "metrics.jsonl").trained():
+        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9, abs=1e-4)
+
+
+def test_a_run_begins_with_what_an_epoch_is(go: Go, tmp_path: Path) -> None:
+    notes = Notes()
+    go(tmp_path, 4, notes)
+    epochs = f"{8 * 24 / 273:.2f}"
+    sentence = f"273 windows of 16 an epoch, 9 of 4,377 targets left out by its phase; this run is {epochs} epochs"
+    assert notes.said == [sentence]
+    go(tmp_path, watcher=notes)
+    assert notes.said[2:] == [sentence]
+    assert notes.said[1].endswith("step_00000004: step 4 of 8")
+    assert notes.warned == []
 
 
 def test_validation_rows_carry_tokens_and_the_hash_of_their_data(go: Go, sonnets: TokenStore, tmp_path: Path) -> None:
@@ -248,13 +286,13 @@ def test_case_11_a_run_longer_than_its_corpus_starts_the_next_epoch(
 ) -> None:
     """case_17, case_18, case_19: rows 0, 1, 2, ... are each trained on once, over two resumes and two epochs' ends."""
     seen: list[torch.Tensor] = []
-    summed_loss = step.summed_loss
+    loss_of = step.loss_of
 
-    def noting(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        seen.append(batch.inputs)
-        return summed_loss(model, batch)
+    def noting(model: torch.nn.Module, inputs: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(inputs)
+        return loss_of(model, inputs, *rest)
 
-    monkeypatch.setattr(step, "summed_loss", noting)
+    monkeypatch.setattr(step, "loss_of", noting)
     for stop_at in (5, 17, None):
         go(tmp_path, stop_at, steps=26, order=order)
     loader = Loader(sonnets.train, DataConfig(seq_len=16, order=order), sonnets.eot)
@@ -330,16 +368,15 @@ def _weights_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", [_moments_forgotten, _rate_from_the_start, _dropout_unseeded, _weights_forgotten])
 def test_case_25_27_35_the_comparison_bites(
-    go: Go, tmp_path: Path, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    go: Go, tmp_path: Path, plain: Path, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go(tmp_path / "whole")
-    go(tmp_path / "parts", 4)
+    go(tmp_path, 4)
     with monkeypatch.context() as patch:
         fault(patch)
-        go(tmp_path / "parts")
-    assert rows_of(tmp_path / "parts")[:4] == rows_of(tmp_path / "whole")[:4]
-    assert losses(tmp_path / "parts")[4:] != losses(tmp_path / "whole")[4:]
-    assert weights(tmp_path / "parts", 8) != weights(tmp_path / "whole", 8)
+        go(tmp_path)
+    assert rows_of(tmp_path)[:4] == rows_of(plain)[:4]
+    assert losses(tmp_path)[4:] != losses(plain)[4:]
+    assert weights(tmp_path, 8) != weights(plain, 8)
 
 
 @pytest.mark.parametrize("forgotten", [{"rows_consumed": 0}, {"rows_consumed": 3 * 24}, {"next_batch": ""}])
@@ -357,9 +394,26 @@ def test_case_17_19_a_wrong_count_of_rows_is_refused_by_the_hash_of_the_next_bat
         go(tmp_path)
 
 
-def test_case_12_another_order_or_seed_of_the_data_is_refused_at_resume(go: Go, tmp_path: Path) -> None:
+OTHER_ROWS: list[dict[str, object]] = [{"order": "sequential"}, {"data_seed": 7}, {"tokens_per_step": 12 * 16}]
+
+
+def test_case_12_settings_that_decide_numbers_are_refused_at_resume(go: Go, tmp_path: Path) -> None:
     go(tmp_path, 4)
-    for change in ({"order": "sequential"}, {"data_seed": 7}, {"tokens_per_step": 12 * 16}):
+    before = content(tmp_path)
+    others = [{"lr": 1e-3}, {"steps": 9}, {"seed": 7}, {"dropout": 0.0}, {"precision": "bf16"}, {"packing": "document"}]
+    for change in OTHER_ROWS + others:
+        with pytest.raises(DataError, match="began with other settings; set them back, or give another --out"):
+            go(tmp_path, **change)
+    assert content(tmp_path) == before
+    assert go(tmp_path, precision="fp32", keep_last=9, eval_every=8, micro_batch=24)["step"] == 8
+
+
+def test_case_12_another_order_or_seed_of_the_data_is_seen_in_the_next_batch_too(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "settings_sha256", lambda *sections: "the same")
+    go(tmp_path, 4)
+    for change in OTHER_ROWS:
         with pytest.raises(DataError, match="next batch"):
             go(tmp_path, **change)
 
@@ -422,26 +476,40 @@ def test_case_34_45_49_a_compiled_step_trains_validates_and_saves_canonical_keys
 
 
 def test_case_34_what_a_compiled_step_saved_resumes_eagerly_and_back(
-    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    go: Go, tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled: list[torch.nn.Module] = []
+    compiled: list[object] = []
 
-    def traced(model: torch.nn.Module) -> torch.nn.Module:  # without code generation: numbers stay the same to the bit
-        compiled.append(torch_compile(model, backend="aot_eager"))
-        return compiled[-1]
+    def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled.append(function)
+        # Without code generation: numbers stay the same to the bit.
+        return cast(Callable[..., Any], torch_compile(function, backend="aot_eager"))
 
     torch_compile = torch.compile
     monkeypatch.setattr(torch, "compile", traced)
-    go(tmp_path / "eager")
     for stop_at, switch in [(3, True), (6, False), (None, True)]:
         go(tmp_path / "mixed", stop_at, compile=switch)
-    assert outcome(tmp_path / "mixed", 8) == outcome(tmp_path / "eager", 8)
-    assert all(name.startswith("_orig_mod.") for name, _ in compiled[0].named_parameters())  # what the fault would save
+    assert outcome(tmp_path / "mixed", 8) == outcome(plain, 8)
+    assert compiled == [loss_of, loss_of]  # of the function alone: the model keeps its names
     folder = checkpoint_folder(tmp_path / "mixed", 8)
     for name in ("model.safetensors", "trainer.safetensors"):
         assert not any("_orig_mod" in key for key in load_file(folder / name))
+    fault = torch_compile(load_model(folder), backend="aot_eager").state_dict()  # what a compiled model would save
+    assert all(name.startswith("_orig_mod.") for name in fault)
     with pytest.raises(RuntimeError, match="Missing key"):
-        load_model(folder).load_state_dict(compiled[-1].state_dict())
+        load_model(folder).load_state_dict(fault)
+
+
+def test_compile_where_there_is_no_compiler_is_refused_before_the_run_folder_exists(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "can_compile", lambda device: False)
+    with pytest.raises(UsageError, match=r"train\.compile is true, and this machine has no compiler"):
+        go(tmp_path / "run", compile=True)
+    assert not (tmp_path / "run").exists()
+    notes = Notes()
+    assert go(tmp_path / "run", 0, notes, compile="auto")["step"] == 0
+    assert notes.warned == []  # on a CPU nothing is lost
 
 
 # Other data, other tokenizer, other folders
@@ -467,12 +535,13 @@ def test_case_59_another_tokenizer_is_refused_at_resume(go: Go, tmp_path: Path) 
     assert content(tmp_path / "run") == before
 
 
-def test_a_copy_of_the_store_elsewhere_is_the_same_store(go: Go, sonnets: TokenStore, tmp_path: Path) -> None:
-    go(tmp_path / "whole")
+def test_a_copy_of_the_store_elsewhere_is_the_same_store(
+    go: Go, sonnets: TokenStore, tmp_path: Path, plain: Path
+) -> None:
     go(tmp_path / "parts", 4)
     shutil.copytree(sonnets.folder, tmp_path / "copy")
     go(tmp_path / "parts", store=str(tmp_path / "copy"))
-    assert outcome(tmp_path / "parts", 8) == outcome(tmp_path / "whole", 8)
+    assert outcome(tmp_path / "parts", 8) == outcome(plain, 8)
 
 
 @pytest.mark.parametrize("foreign", ["thesis.tex", "model.pt"])
@@ -655,9 +724,29 @@ def test_case_33_a_validation_that_a_signal_ends_early_leaves_no_row_and_is_made
     assert [row["step"] for row in rows_of(tmp_path) if "val_loss" in row] == [0, 4, 8]
 
 
-def test_a_second_signal_ends_the_step_at_once_and_the_run_can_still_go_on(
-    go: Go, tmp_path: Path, undisturbed: tuple[object, ...]
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 128 + signal.SIGHUP)]
+)
+def test_signals_that_come_together_are_one_wish_and_the_work_is_saved(
+    go: Go, tmp_path: Path, undisturbed: tuple[object, ...], number: int, code: int
 ) -> None:
+    def launcher() -> None:
+        for _ in range(3):  # to the process, to its group, and once more
+            signal.raise_signal(number)
+
+    with pytest.raises(Stopped, match="step 5 of 8") as raised:
+        go(tmp_path, watcher=Notes(5, launcher), **SAVING)
+    assert raised.value.exit_code == code
+    assert steps_kept(tmp_path) == [3, 5]
+    go(tmp_path, **SAVING)
+    assert outcome(tmp_path, 8) == undisturbed
+
+
+def test_a_second_ctrl_c_ends_the_step_at_once_and_the_run_can_still_go_on(
+    go: Go, tmp_path: Path, undisturbed: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "IMPATIENT", 0.0)
+
     def impatient() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -672,24 +761,34 @@ def test_a_second_signal_ends_the_step_at_once_and_the_run_can_still_go_on(
 # What must not go on
 
 
+@pytest.mark.parametrize(
+    ("at", "eval_every", "message"),
+    [
+        (5, 0, "step 6: loss is nan"),
+        (4, 0, "step 4: weights are not finite; not saved, the last checkpoint is as good as it was"),
+        (4, 2, "step 4: validation loss is nan"),
+    ],
+)
 def test_case_40_a_poisoned_weight_stops_the_run_with_the_last_checkpoint_good(
-    sonnets: TokenStore, tmp_path: Path
+    sonnets: TokenStore, tmp_path: Path, at: int, eval_every: int, message: str
 ) -> None:
-    model_config, optim, data, config = sections(sonnets, save_every=2)
+    model_config, optim, data, config = sections(sonnets, save_every=2, eval_every=eval_every)
     model = GPT(model_config)
 
     def poison() -> None:
         model.get_parameter("transformer.h.0.mlp.c_fc.weight").data[0, 0] = float("nan")
 
     loader = Loader(sonnets.train, data, sonnets.eot)
-    trainer = Trainer(model, loader, sonnets, optim, config, tmp_path, Notes(5, poison))
-    trainer.open_run("")
-    with pytest.raises(QuatrainError, match="step 6: loss is nan") as raised:
+    trainer = Trainer(model, loader, sonnets, optim, config, tmp_path, "# mine\n", Notes(at, poison))
+    with pytest.raises(QuatrainError, match=message) as raised:
         trainer.run()
     assert raised.value.exit_code == 1
-    assert len(losses(tmp_path)) == 5
-    assert steps_kept(tmp_path) == [2, 4]
-    assert all(parameter.isfinite().all() for parameter in load_model(checkpoint_folder(tmp_path, 4)).parameters())
+    assert len(losses(tmp_path)) == at
+    assert steps_kept(tmp_path) == [saved for saved in (2, 4) if saved < at]
+    newest = checkpoint_folder(tmp_path, steps_kept(tmp_path)[-1])
+    assert all(parameter.isfinite().all() for parameter in load_model(newest).parameters())
+    assert names(tmp_path / "checkpoints") == {path.name for _, path in checkpoints(tmp_path)}
+    assert (tmp_path / "recipe.toml").read_text() == "# mine\n"
 
 
 @pytest.mark.parametrize(("loss", "warned"), [(0.099, True), (0.1, False), (2.0, False)])
@@ -699,22 +798,23 @@ def test_a_validation_loss_that_is_too_good_is_warned_of(
     monkeypatch.setattr(loop, "score", lambda *rest: Score(loss * 100, 100))
     notes = Notes()
     go(tmp_path, steps=1, eval_every=1, watcher=notes)
-    assert any("too good to be true" in text for text in notes.said) == warned
+    assert any("too good to be true" in text for text in notes.warned) == warned
+    assert len(notes.warned) == (2 if warned else 0)  # at step 0 and at the last
 
 
-def test_validation_text_that_stands_in_train_is_warned_of(
-    go: Go, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    go(tmp_path / "honest", steps=1)
-    assert "warning" not in capsys.readouterr().err
+def test_validation_text_that_stands_in_train_is_warned_of(go: Go, tmp_path: Path) -> None:
+    notes = Notes()
+    go(tmp_path / "honest", steps=1, watcher=notes)
+    assert notes.warned == []
     secret = "When in the chronicle of wasted time I see descriptions of ladies dead. " * 3
     (tmp_path / "val.txt").write_text(secret)
     (tmp_path / "train.txt").write_text("And beauty making beautiful old rhyme, " + secret + "and lovely knights")
     config = PrepareConfig(tokenizer="char", val=(str(tmp_path / "val.txt"),))
     prepare([str(tmp_path / "train.txt")], tmp_path / "store", config)
     leaky = TokenStore(tmp_path / "store")
-    go(tmp_path / "leaky", steps=1, store=str(leaky.folder), vocab_size=leaky.vocab_size)
-    assert "validation spans stand word for word in train" in capsys.readouterr().err
+    go(tmp_path / "leaky", steps=1, store=str(leaky.folder), vocab_size=leaky.vocab_size, watcher=notes)
+    (warning,) = notes.warned
+    assert "validation spans stand word for word in train" in warning
 
 
 @pytest.mark.parametrize(("mlp", "said"), [("gelu_tanh", False), ("swiglu", True)])

@@ -59,6 +59,24 @@ def test_a_torn_last_line_is_no_row_and_is_cut_off(lines: JsonLines, torn: bytes
     assert lines.rows() == [{"step": 0}, {"step": 1}]
 
 
+@pytest.mark.parametrize("torn", [b'{"step": 1, "lo\n', b"\0\0\n", b"[1]\n", b'{"loss": 1.0}\n', b"\n"])
+def test_nothing_behind_a_line_that_is_not_whole_is_a_row(lines: JsonLines, torn: bytes) -> None:
+    lines.append({"step": 0})
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole + torn + b'{"step": 2}\n')
+    assert lines.rows() == [{"step": 0}]
+    lines.cut(5)
+    assert lines.path.read_bytes() == whole
+
+
+def test_rows_of_training_and_of_validation_are_told_apart_by_what_they_hold(lines: JsonLines) -> None:
+    rows = [{"step": 0, "val_loss": 4.0}, {"step": 1, "loss": 3.0}, {"step": 1, "val_loss": 3.5}]
+    for row in rows:
+        lines.append(row)
+    assert (lines.trained(), lines.validated()) == ([rows[1]], [rows[0], rows[2]])
+    assert lines.rows() == rows
+
+
 def test_a_row_that_cannot_be_written_is_one_message_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(QuatrainError, match=r"absent/metrics\.jsonl: cannot write 12 bytes"):
         JsonLines(tmp_path / "absent" / "metrics.jsonl").append({"step": 0})

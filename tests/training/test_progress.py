@@ -21,6 +21,7 @@ def trained(step: int) -> dict[str, object]:
 def show(watcher: progress.Watcher, steps: int = 3) -> None:
     watcher.begin(0, 100)
     watcher.say("resuming from [bold]somewhere[/bold]")
+    watcher.warn("too good to be [i]true[/i]")
     for step in range(1, steps + 1):
         watcher.trained(trained(step))
     watcher.validated({"step": steps, "val_loss": 3.25, "val_tokens": 1000})
@@ -38,6 +39,7 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "resuming from [bold]somewhere[/bold]",
+        "warning: too good to be [i]true[/i]",
         "step      1/100  loss 3.9900  lr 1.00e-03  norm 0.50  12,346 tokens/s",
         "step      3/100  validation loss 3.2500 over 1,000 tokens",
         r"    sample: 'Shall I compare\n'",
@@ -67,9 +69,22 @@ def test_a_terminal_gets_a_bar_with_steps_loss_rate_and_time_left(monkeypatch: p
     show(watcher)
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.getvalue())
     assert "resuming from [bold]somewhere[/bold]" in text
+    assert "warning: too good to be [i]true[/i]" in text
     assert re.search(r"training .*3/100.*loss 3\.970 +12,346 tokens/s +left", text)
     assert "validation loss 3.2500 over 1,000 tokens" in text
     assert watcher.bar is None
+
+
+def test_a_run_outlives_the_reader_of_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def gone(text: str) -> None:
+        said.append(text)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(progress, "say", gone)
+    show(TerminalWatcher())
+    assert len(said) == 5
 
 
 def test_the_end_may_come_before_the_beginning_and_twice() -> None:

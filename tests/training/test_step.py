@@ -1,6 +1,7 @@
 """One step: the gradient however the batch is cut, clipping, what is not finite, and dropout."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from quatrain.errors import QuatrainError
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
-from quatrain.model.loss import summed_loss
+from quatrain.model.loss import loss_of, summed_loss
 from quatrain.tokens.loader import Batch, batch_of
 from quatrain.tokens.packing import IGNORED
 from quatrain.training.config import OptimConfig
@@ -168,6 +169,43 @@ def test_fp16_skips_an_overflowing_update_and_halves_its_scale() -> None:
     overflow.remove()
     step(2, 1e-3, [batch], batch.valid)
     assert bits(model, step.optimizer) != before
+
+
+def test_fp16_that_overflows_at_every_scale_is_told_and_not_trained_on_for_ever() -> None:
+    batch = whole_batch()
+    model = network()
+    step = one_step(model, lr=1e-3, precision="fp16")
+    step(0, 1e-3, [batch], batch.valid)
+    _infinite_gradient(model)
+    before = bits(model, step.optimizer)
+
+    def for_ever() -> None:
+        for number in range(1, 60):
+            step(number, 1e-3, [batch], batch.valid)
+
+    with pytest.raises(QuatrainError, match=r"fp16 gradients overflow at every scale; stopped.* bf16 or fp32"):
+        for_ever()
+    assert 1 / 4 < step.scaler.get_scale() < 1
+    assert bits(model, step.optimizer) == before
+
+
+def test_what_is_compiled_is_the_function_from_model_to_loss_and_never_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[object] = []
+
+    def counting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        compiled.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", counting)
+    batch, model = whole_batch(), network()
+    step = Step(model, build_optimizer(model, OptimConfig(lr=0.0)), "fp32", 1.0, 5, compiled=True)
+    result = step(0, 0.0, cut(batch, 2), batch.valid)
+    assert compiled == [loss_of]
+    assert step.model is model
+    assert result == one_step(network())(0, 0.0, cut(batch, 2), batch.valid)
+    assert len(compiled) == 1
 
 
 def test_gradients_of_the_step_before_are_gone() -> None:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from quatrain.console import say
 from quatrain.errors import DataError
+from quatrain.files import writing
 
 MARK = ".quatrain-demo"  # in a folder that the demo made, and may make afresh
 CORPUS = "corpus:sonnets"
@@ -30,7 +31,7 @@ def demo(*, out: Path = Path("runs/sonnets"), json: Annotated[bool, Parameter(ne
     from quatrain.inference.config import SamplingConfig
     from quatrain.inference.sampling import generate
     from quatrain.inference.scoring import evaluate
-    from quatrain.model.pretrained import load_model
+    from quatrain.model.pretrained import load_model, parameter_count
     from quatrain.recipes.named import sonnets
     from quatrain.recipes.resolve import to_toml
     from quatrain.tokens.config import PrepareConfig
@@ -67,8 +68,8 @@ def demo(*, out: Path = Path("runs/sonnets"), json: Annotated[bool, Parameter(ne
         f"3. evaluate: train loss {losses[-1][1]:.3f}, but {result['loss']:.3f} nats per character on sonnet 116 "
         f"({result['bits_per_byte']:.2f} bits per byte), which it has never seen.\n"
         f"   The best validation loss was {best:.3f}, at step {best_step} of {config.train.steps}; from there on it "
-        f"overfits:\n   seven sonnets of {len(store.train):,} ids are memorised by {_parameters(model):,} parameters, "
-        f"not learned."
+        f"overfits:\n   seven sonnets of {len(store.train):,} ids are memorised by {parameter_count(model.config):,} "
+        f"parameters, not learned."
     )
     say("4. sample, from a bare eot (what follows the end of a text is a beginning):\n")
     drawn = generate(model, store.tokenizer, "", SamplingConfig(n=3, temperature=0.8))
@@ -87,23 +88,22 @@ def demo(*, out: Path = Path("runs/sonnets"), json: Annotated[bool, Parameter(ne
 
 
 def _make_afresh(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: a file; --out must be a folder that is absent, empty or left by an earlier demo")
     if out.exists() and any(out.iterdir()):
         if not (out / MARK).is_file():
             raise DataError(
                 f"{out}: not empty, and not left by an earlier demo; choose another --out, nothing was touched"
             )
         shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).touch()
-
-
-def _parameters(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARK).touch()
 
 
 def _curves(run: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     from quatrain.training.metrics import JsonLines
 
-    rows = JsonLines(run / "metrics.jsonl").rows()
-    losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    return losses, [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    metrics = JsonLines(run / "metrics.jsonl")
+    losses = [(row["step"], row["loss"]) for row in metrics.trained()]
+    return losses, [(row["step"], row["val_loss"]) for row in metrics.validated()]

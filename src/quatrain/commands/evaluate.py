@@ -64,7 +64,8 @@ def evaluate(
             f"{store.folder} was made with another tokenizer than {checkpoint}; prepare the text with that one"
         )
     model = load_model(checkpoint, pick_device(device))
-    length = seq_len or (trained.data.seq_len if trained else model.config.block_size)
+    usual = trained.data.seq_len if trained else model.config.block_size
+    length = usual if seq_len is None else seq_len
     if not 1 <= length <= model.config.block_size:
         raise ConfigError([f"--seq-len is {length}, it must be in 1 .. block_size {model.config.block_size}"])
     if max_tokens is not None and max_tokens < 1:

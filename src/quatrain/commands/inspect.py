@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from quatrain.console import say
-from quatrain.errors import DataError, UsageError
+from quatrain.errors import DataError, UsageError, did_you_mean
 
 GPT2_VOCAB = 50257  # assumed where no store says otherwise
 
@@ -39,15 +39,22 @@ def inspect(
     if model is not None:
         words = ([str(target)] if target is not None else []) + list(settings)
         return _inspect_model(model, words)
-    if settings or target is None:
-        raise UsageError("inspect needs a store, a run or a checkpoint folder, or --model RECIPE")
+    if target is None or str(target).startswith("--"):
+        raise UsageError("inspect needs a store, a run or a checkpoint folder, or --model RECIPE for settings")
+    if settings:
+        known = ["--model", "--windows", "--verify", "--json"]
+        raise UsageError(f"no option {settings[0]}{did_you_mean(settings[0], known)}; settings need --model RECIPE")
+    if windows < 0:
+        raise UsageError(f"--windows is {windows}, it must be at least 0")
+    if not target.exists():
+        raise UsageError(f"{target}: no such folder; expected a store, a run or a checkpoint folder")
     if (target / "store.json").is_file() or (target / "prepare.json").is_file():
         return _inspect_store(target, windows, verify)
     return _inspect_run(target)
 
 
 def _inspect_model(recipe: str, settings: list[str]) -> dict[str, Any]:
-    from quatrain.model.pretrained import disk_shapes, layout_of
+    from quatrain.model.pretrained import disk_shapes, layout_of, parameter_count
     from quatrain.recipes.resolve import resolve
 
     config = resolve(recipe, settings)[0]
@@ -58,7 +65,7 @@ def _inspect_model(recipe: str, settings: list[str]) -> dict[str, Any]:
     shapes = disk_shapes(shape)
     for name, dimensions in shapes.items():
         say(f"{name:<40}{' x '.join(map(str, dimensions)):>16}{math.prod(dimensions):>14,}")
-    parameters = sum(math.prod(dimensions) for dimensions in shapes.values())
+    parameters = parameter_count(shape)
     layout = layout_of(shape)
     say(f"{parameters:,} parameters; on disk: {layout.architecture or 'model_type quatrain'}")
     return {
@@ -83,30 +90,31 @@ def _inspect_store(folder: Path, windows: int, verify: bool) -> dict[str, Any]:
         )
     say(f"  split by {facts['split']}; {facts['counts']}; fingerprint {facts['fingerprint'][:16]}")
     say(f"  {facts['splits']['val'].get('share_in_train', 0):.2%} of sampled 32-token validation spans stand in train")
-    for number in range(windows):
-        start = number * len(store.train) // max(windows, 1)
-        ids = store.train[start : start + 48]
-        say(f"  train[{start}:{start + len(ids)}] {store.tokenizer.decode(ids.tolist())!r}")
     if verify:
         damaged = list(store.damaged())
         if damaged:
             raise DataError("\n".join(damaged))
         say("  every file has the hash that store.json says")
+    for number in range(windows):
+        start = number * len(store.train) // max(windows, 1)
+        ids = store.train[start : start + 48]
+        say(f"  train[{start}:{start + len(ids)}] {store.tokenizer.decode(ids.tolist())!r}")
     return facts
 
 
 def _inspect_run(folder: Path) -> dict[str, Any]:
-    from quatrain.model.pretrained import disk_shapes, layout_of, load_model
-    from quatrain.training.checkpoint import checkpoints, find_checkpoint, run_of
+    from quatrain.model.pretrained import layout_of, parameter_count, read_config
+    from quatrain.training.checkpoint import checkpoints, find_checkpoint, read_state, run_of
     from quatrain.training.metrics import JsonLines
 
     checkpoint = find_checkpoint(folder, say)
-    model = load_model(checkpoint).config
-    parameters = sum(math.prod(dimensions) for dimensions in disk_shapes(model).values())
+    model = read_config(checkpoint)[0]
+    parameters = parameter_count(model)
     run = run_of(checkpoint)
-    rows = JsonLines(run / "metrics.jsonl").rows() if run else []
-    trained = [row for row in rows if "loss" in row]
-    validated = [row for row in rows if "val_loss" in row]
+    metrics = JsonLines(run / "metrics.jsonl") if run else None
+    step = read_state(checkpoint).step if run else 0
+    trained = [row for row in metrics.trained() if row["step"] <= step] if metrics else []
+    validated = [row for row in metrics.validated() if row["step"] <= step] if metrics else []
     say(f"{checkpoint}: {parameters:,} parameters, {layout_of(model).architecture or 'model_type quatrain'}")
     if trained:
         say(f"  step {trained[-1]['step']:,}, {trained[-1]['tokens']:,} tokens, train loss {trained[-1]['loss']:.4f}")

@@ -66,22 +66,25 @@ def prepare(
     """
     if not sources:
         raise UsageError("prepare needs a source: a file, a folder, a glob, or corpus:sonnets")
-    config = PrepareConfig(
-        tokenizer=tokenizer or ("char" if all(source.startswith("corpus:") for source in sources) else "gpt2"),
-        eot=eot,
-        text_column=text_column,
-        val_fraction=val_fraction,
-        val_docs=_indices(val_docs),
-        val=tuple(val or ()),
-        val_tail=val_tail,
-        shard_size=shard_size,
-        workers=workers if workers is not None else max(1, (os.cpu_count() or 2) // 2),
-        seed=seed,
-        name=name,
-    )
+    try:
+        config = PrepareConfig(
+            tokenizer=tokenizer or ("char" if all(source.startswith("corpus:") for source in sources) else "gpt2"),
+            eot=eot,
+            text_column=text_column,
+            val_fraction=val_fraction,
+            val_docs=_indices(val_docs),
+            val=tuple(val or ()),
+            val_tail=val_tail,
+            shard_size=shard_size,
+            workers=workers if workers is not None else max(1, (os.cpu_count() or 2) // 2),
+            seed=seed,
+            name=name,
+        )
+    except ConfigError as error:
+        raise error.as_flags() from None
     from quatrain.tokens.writer import prepare as write_store
 
-    done = write_store(list(sources), out, config, say)
+    done = write_store(sources, out, config, say)
     say(
         f"{out}: {done['documents']:,} documents, {done['train_tokens']:,} train and {done['val_tokens']:,} val ids "
         f"(every eot counted) in {done['seconds']:.1f} s"
@@ -94,6 +97,6 @@ def prepare(
 
 def _indices(text: str | None) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
+        return () if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError([f"--val-docs is '{text}', expected indices such as 7 or 3,5"]) from error
+        raise ConfigError([f"val_docs is '{text}', expected indices such as 7 or 3,5"]) from error

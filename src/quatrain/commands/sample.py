@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from quatrain.console import say
+from quatrain.errors import ConfigError
 from quatrain.inference.config import SamplingConfig
 
 DEFAULTS = SamplingConfig()
@@ -57,7 +58,10 @@ def sample(
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
     """
-    config = SamplingConfig(max_tokens, n, temperature, top_k, top_p, tuple(stop or ()), seed)
+    try:
+        config = SamplingConfig(max_tokens, n, temperature, top_k, top_p, tuple(stop or ()), seed)
+    except ConfigError as error:
+        raise error.as_flags() from None
     from quatrain.inference.sampling import generate
     from quatrain.model.device import pick_device
     from quatrain.model.pretrained import load_folder_tokenizer, load_model

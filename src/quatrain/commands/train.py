@@ -3,32 +3,18 @@
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from quatrain.console import say
-from quatrain.errors import ConfigError, UsageError
+from quatrain.errors import ConfigError, DataError, UsageError
 from quatrain.recipes.config import RunConfig
 from quatrain.recipes.resolve import differences, options, resolve, to_toml
+from quatrain.training.config import DECIDING
 
-# What may change when a run goes on: none of it alters which numbers the following steps compute from.
-MAY_CHANGE = {
-    "device",
-    "data.store",  # its fingerprint may not
-    "train.micro_batch",
-    "train.eval_every",
-    "train.eval_tokens",
-    "train.save_every",
-    "train.keep_last",
-    "train.keep_every",
-    "train.keep_best",
-    "train.compile",
-    "train.deterministic",
-    "train.samples",
-    "train.sample_tokens",
-    "train.sample_prompt",
-}
+if TYPE_CHECKING:
+    from quatrain.tokens.store import TokenStore
 
 
 def train(
@@ -49,7 +35,7 @@ def train(
     data
         Folder of the token store.
     out
-        Run folder: absent, empty, or our own. Default: runs/RECIPE.
+        Run folder: absent, empty, or our own. Default: runs/RECIPE; for a run's own recipe.toml, that run.
     device
         auto, cpu, cuda, cuda:N or mps.
     stop_at
@@ -73,9 +59,8 @@ def train(
         )
     if stop_at is not None and stop_at < 0:
         raise ConfigError([f"--stop-at is {stop_at}, it must be at least 0"])
-    run = out or Path("runs") / Path(recipe).stem
-    config = _fit(config)
-    _check_continues(run, config)
+    run = out or _usual_folder(recipe)
+    config = _fit(config, run)
     from quatrain.training.loop import train as run_training
     from quatrain.training.progress import TerminalWatcher
 
@@ -95,6 +80,12 @@ def train(
     return done
 
 
+def _usual_folder(recipe: str) -> Path:
+    """runs/NAME, or the run itself for the recipe.toml that lies in one."""
+    path = Path(recipe)
+    return path.parent if path.name == "recipe.toml" else Path("runs") / path.stem
+
+
 def settings_help() -> str:
     """The table of `--section.key` options, from the fields of the dataclasses."""
     lines = ["Settings of a recipe, each also a flag (--model.n-layer 6), with their defaults:", ""]
@@ -108,8 +99,8 @@ def settings_help() -> str:
     return "\n".join(lines)
 
 
-def _fit(config: RunConfig) -> RunConfig:
-    """The configuration with what the store and the device decide written into it."""
+def _fit(config: RunConfig, run: Path) -> RunConfig:
+    """The configuration with what the store, the device and a run that goes on decide written into it."""
     from quatrain.model.device import pick_device, pick_precision
     from quatrain.tokens.store import TokenStore
 
@@ -119,24 +110,44 @@ def _fit(config: RunConfig) -> RunConfig:
         raise ConfigError(
             [f"model.vocab_size is {wanted}, the store's tokenizer has {store.vocab_size} ids; leave it out for those"]
         )
-    precision = pick_precision(config.train.precision, pick_device(config.device))
-    store_path = str(Path(config.data.store).resolve())
-    return replace(
+    began = _began(run)
+    precision = config.train.precision
+    if precision == "auto" and began is not None:
+        precision = began.train.precision
+    precision = pick_precision(precision, pick_device(config.device))
+    fitted = replace(
         config.with_values("model", vocab_size=store.vocab_size).with_values("train", precision=precision),
-        data=replace(config.data, store=store_path),
+        data=replace(config.data, store=str(Path(config.data.store).resolve())),
     )
+    if began is not None:
+        _check_continues(run, began, fitted, store)
+    return fitted
 
 
-def _check_continues(run: Path, config: RunConfig) -> None:
-    """Refuse to go on with a run under settings that would change what it computes."""
+def _began(run: Path) -> RunConfig | None:
+    """The configuration of a run that is there already."""
     recipe = run / "recipe.toml"
-    if not recipe.is_file():
-        return
-    began, _ = resolve(str(recipe))
-    changed = {key: pair for key, pair in differences(began, config).items() if key not in MAY_CHANGE}
+    return resolve(str(recipe))[0] if recipe.is_file() else None
+
+
+def _check_continues(run: Path, began: RunConfig, config: RunConfig, store: "TokenStore") -> None:
+    """Refuse to go on with a run under settings that would change what it computes, with both values of each."""
+    changed = {key: pair for key, pair in differences(began, config).items() if _decides(key)}
+    if "model.vocab_size" in changed:
+        raise DataError(
+            f"{run} was trained with another tokenizer ({began.model.vocab_size} ids) than that of {store.folder} "
+            f"({store.vocab_size} ids); give its own store, or another --out"
+        )
     if changed:
-        told = [f"{key}: the run began with {before!r}, now {after!r}" for key, (before, after) in changed.items()]
-        raise ConfigError([f"{run} holds a run of other settings; set them back or choose another --out", *told])
+        told = "".join(f"\n  - {key}: it began with {was!r}, now {now!r}" for key, (was, now) in changed.items())
+        raise UsageError(f"{run} holds a run of other settings; set them back or choose another --out:{told}")
+
+
+def _decides(key: str) -> bool:
+    """Whether a setting decides which numbers a run computes."""
+    section, _, name = key.rpartition(".")
+    may_change = {"device", "data.store", "model.vocab_multiple"}  # a store's fingerprint may not: that is checked too
+    return key not in may_change and (section != "train" or name in DECIDING)
 
 
 def _told(done: dict[str, Any], config: RunConfig) -> str:

@@ -1,6 +1,5 @@
 """How text is sampled from a model."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,10 +20,10 @@ class SamplingConfig(Settings):
 
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that cannot be sampled with."""
+        yield from self.seed_in_range()
         yield from self.at_least(0, ["max_tokens"])
         yield from self.at_least(1, ["n"])
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            yield f"temperature is {self.temperature}, it must be finite and at least 0"
+        yield from self.at_least(0, ["temperature"])
         if self.top_k is not None and self.top_k < 1:
             yield f"top_k is {self.top_k}, it must be at least 1 (leave it out to draw from all ids)"
         if not 0 <= self.top_p <= 1:

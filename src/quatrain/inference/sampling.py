@@ -14,10 +14,10 @@ from torch import Tensor
 
 from quatrain.errors import DataError
 from quatrain.inference.config import SamplingConfig
+from quatrain.mixing import derive
 from quatrain.model.device import Precision, autocast
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import Tokenizer
-from quatrain.tokens.order import derive
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def choose(logits: Tensor, draws: Tensor, temperature: float, top_k: int | None,
     if temperature == 0 or top_p == 0:
         return logits.argmax(dim=-1)
     # Subtracting the maximum first keeps the division finite at any temperature.
-    scaled = (logits - logits.max(dim=-1, keepdim=True).values).double().cpu() / temperature
+    scaled = (logits - logits.max(dim=-1, keepdim=True).values).cpu().double() / temperature
     probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)  # (B, V)
     kept = nucleus(probabilities, top_k, top_p)
     cumulative = (probabilities * kept).cumsum(dim=-1)

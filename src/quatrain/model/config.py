@@ -57,17 +57,17 @@ class ModelConfig(Settings):
         """Sentences about shapes that cannot be built."""
         sizes = ["n_layer", "n_head", "n_embd", "block_size", "vocab_multiple"]
         too_small = list(self.at_least(1, sizes)) + list(self.at_least(0, ["n_kv_head", "vocab_size"]))
-        yield from too_small
-        if too_small:
-            return
-        if self.n_embd % self.n_head:
-            near = self.n_head * max(1, round(self.n_embd / self.n_head))
-            yield f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}; nearest: {near}"
-        elif self.position == "rope" and self.head_dim % 2:
-            yield f"rope turns pairs of channels: n_embd / n_head = {self.head_dim} must be even"
-        if self.n_head % self.kv_heads:
-            yield f"n_head {self.n_head} is not a multiple of n_kv_head {self.kv_heads}"
+        yield from too_small or self._heads_that_do_not_fit()
         if not 0 <= self.dropout < 1:
             yield f"dropout is {self.dropout}, it must be at least 0 and below 1"
         if not self.rope_theta > 0:
             yield f"rope_theta is {self.rope_theta}, it must be above 0"
+
+    def _heads_that_do_not_fit(self) -> Iterator[str]:
+        if self.n_embd % self.n_head:
+            near = self.n_head * max(1, round(self.n_embd / self.n_head))
+            yield f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}; nearest: {near}"
+        elif self.position == "rope" and self.head_dim % 2:
+            yield f"n_embd / n_head is {self.head_dim}; rope turns pairs of channels, so it must be even"
+        if self.n_head % self.kv_heads:
+            yield f"n_head {self.n_head} is not a multiple of n_kv_head {self.kv_heads}"

@@ -1,6 +1,8 @@
 """Where the network computes, and in which precision."""
 
 import contextlib
+import importlib.util
+import shutil
 from typing import Literal
 
 import torch
@@ -44,6 +46,13 @@ def _multiplies_bf16(device: torch.device) -> bool:
         capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
         return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
     return False
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether the programs that torch.compile calls are on this machine."""
+    compilers = ("cc", "gcc", "clang") if device.type == "cuda" else ("c++", "g++", "clang++", "cl")
+    has_triton = device.type != "cuda" or importlib.util.find_spec("triton") is not None
+    return has_triton and any(shutil.which(compiler) for compiler in compilers)
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:

@@ -9,14 +9,12 @@ from quatrain.tokens.packing import IGNORED
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The sum of the losses of all valid targets, an fp32 scalar; divide by `batch.valid` for the mean."""
-    logits = model(batch.inputs, batch.documents, batch.positions)  # (B, T, V)
-    return F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return loss_of(model, batch.inputs, batch.targets, batch.documents, batch.positions)
 
 
-def target_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss of each target, fp32 (B, T); 0 where it is ignored."""
-    logits = model(batch.inputs, batch.documents, batch.positions)
-    losses = F.cross_entropy(
-        logits.float().flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    return losses.view_as(batch.targets)
+def loss_of(
+    model: nn.Module, inputs: Tensor, targets: Tensor, documents: Tensor | None, positions: Tensor | None
+) -> Tensor:
+    """The same from tensors: forward and loss are one function, so that they are compiled as one."""
+    logits = model(inputs, documents, positions)  # (B, T, V)
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")

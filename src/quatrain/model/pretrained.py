@@ -6,6 +6,7 @@ Files hold the true vocabulary: the padding of the embedding is rebuilt at load.
 """
 
 import json
+import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -16,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from quatrain.errors import DataError, QuatrainError, UsageError
+from quatrain.errors import DataError, UsageError
+from quatrain.files import writing
 from quatrain.model.config import Mlp, ModelConfig
 from quatrain.model.gpt import GPT, INIT_STD, LAYERNORM_EPS, VOCABULARY_TABLES
 from quatrain.settings import coerce
@@ -172,6 +174,11 @@ def disk_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in _on_disk(model).items()}
 
 
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of the true vocabulary, tied ones once."""
+    return sum(math.prod(shape) for shape in disk_shapes(config).values())
+
+
 def _on_disk(model: GPT) -> Weights:
     layout = layout_of(model.config)
     parameters = model.named_parameters()  # tied weights once
@@ -191,11 +198,13 @@ def save_model(model: GPT, tokenizer: Tokenizer, folder: Path) -> None:
         "eos_token_id": tokenizer.eot,
         **layout.describe(config),
     }
-    _write_json(folder / "config.json", facts)
-    _write_json(folder / "generation_config.json", {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot})
-    (folder / "model.safetensors").write_bytes(save(disk_weights(model), metadata={"format": "pt"}))
-    (folder / "tokenizer.json").write_bytes(tokenizer.json)
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, config))
+    eot = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot}
+    with writing(folder):
+        (folder / "config.json").write_bytes(_as_json(facts))
+        (folder / "generation_config.json").write_bytes(_as_json(eot))
+        (folder / "model.safetensors").write_bytes(save(disk_weights(model), metadata={"format": "pt"}))
+        (folder / "tokenizer.json").write_bytes(tokenizer.json)
+        (folder / "tokenizer_config.json").write_bytes(_as_json(_tokenizer_config(tokenizer, config)))
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:
@@ -203,7 +212,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:
 
     Raises `DataError` for what is not such a folder, and names the first weight that does not fit.
     """
-    layout, config = _read_config(folder / "config.json")
+    config, layout = read_config(folder)
     try:
         weights = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
@@ -213,7 +222,9 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:
     return model.to(device).eval()
 
 
-def _read_config(path: Path) -> tuple[Layout, ModelConfig]:
+def read_config(folder: Path) -> tuple[ModelConfig, Layout]:
+    """The switches of a model folder and its layout; raises `DataError` as `load_model` does."""
+    path = folder / "config.json"
     try:
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -223,7 +234,7 @@ def _read_config(path: Path) -> tuple[Layout, ModelConfig]:
     if model_type not in layouts:
         raise DataError(f"{path}: model_type is {model_type!r}, expected one of: {', '.join(layouts)}")
     try:
-        return layouts[model_type], _config_of(layouts[model_type].switches_from(facts))
+        return _config_of(layouts[model_type].switches_from(facts)), layouts[model_type]
     except KeyError as error:
         raise DataError(f"{path}: no entry {error}") from error
     except (UsageError, ValueError) as error:
@@ -271,11 +282,10 @@ def _trim(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _tokenizer_config(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
-    eot_text = getattr(tokenizer, "eot_text", EOT_TEXT)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": eot_text,
-        "eos_token": eot_text,
+        "bos_token": tokenizer.eot_text,
+        "eos_token": tokenizer.eot_text,
         "model_max_length": config.block_size,
         "split_special_tokens": True,  # no text can produce eot
         "clean_up_tokenization_spaces": False,
@@ -283,8 +293,5 @@ def _tokenizer_config(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, An
     }
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise QuatrainError(f"{path}: cannot write: {error.strerror}") from error
+def _as_json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -5,17 +5,37 @@ Later wins: defaults < recipe < flags. Every mistake is collected, and all are t
 
 import dataclasses
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from quatrain.errors import ConfigError, UsageError, did_you_mean
+from quatrain.errors import ConfigError, UsageError, did_you_mean, nearest
 from quatrain.recipes.config import SECTIONS, RunConfig
 from quatrain.recipes.named import RECIPES, Recipe
-from quatrain.settings import coerce
+from quatrain.settings import Settings, coerce
 
+Part = TypeVar("Part", bound=Settings)
 Values = dict[str, Any]  # by dotted key: "model.n_layer", "device"
+
+
+# What nanoGPT, llm.c and Hugging Face call a setting.
+PEERS_NAMES = {
+    "learning_rate": "optim.lr",
+    "batch_size": "train.micro_batch",
+    "max_iters": "train.steps",
+    "max_steps": "train.steps",
+    "warmup_iters": "optim.warmup",
+    "warmup_steps": "optim.warmup",
+    "grad_clip": "optim.clip",
+    "eval_interval": "train.eval_every",
+    "gradient_accumulation_steps": "train.tokens_per_step",
+    "total_batch_size": "train.tokens_per_step",
+    "dtype": "train.precision",
+    "n_positions": "model.block_size",
+    "hidden_size": "model.n_embd",
+}
 
 
 class Option(NamedTuple):
@@ -72,7 +92,7 @@ def resolve(
     values: Values = {}
     for key, one in {**given, **flagged}.items():
         if key not in known:
-            mistakes.append(f"{one.name(key)}: no such setting{did_you_mean(key, known)}")
+            mistakes.append(f"{one.name(key)}: no such setting{_meant(key, known)}")
             continue
         try:
             values[key] = coerce(one.value, known[key].type)
@@ -86,7 +106,7 @@ def _from_config(config: RunConfig) -> dict[str, Given]:
 
 
 def _from_file(path: Path) -> dict[str, Given]:
-    if path.suffix != ".toml" and not path.is_file():
+    if path.suffix != ".toml" and not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise UsageError(
             f"no recipe '{path}'{did_you_mean(str(path), RECIPES)}; there is {', '.join(RECIPES)}, or a .toml file"
         )
@@ -101,7 +121,7 @@ def _from_file(path: Path) -> dict[str, Given]:
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or prefix + key in SECTIONS):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
@@ -119,35 +139,47 @@ def _from_flags(words: list[str], also: list[str], mistakes: list[str]) -> dict[
         name, equals, value = word[2:].partition("=")
         key = name.replace("-", "_")
         if key not in known:
-            mistakes.append(
-                f"no option --{name}{did_you_mean(f'--{key}', [*also, *(f'--{option}' for option in known)])}"
-            )
+            mistakes.append(f"no option --{name}{_meant(key, known, '--', also)}")
             if not equals and words and not words[0].startswith("--"):
                 words.pop(0)
             continue
-        if not equals and not words:
-            mistakes.append(f"--{name} needs a value")
+        if not equals and (not words or words[0].startswith("--")):
+            mistakes.append(f"--{name} needs a value (write --{name}=VALUE for one that begins with --)")
             continue
         given[key] = Given(value if equals else words.pop(0), "")
     return given
+
+
+def _meant(key: str, known: Iterable[str], dashes: str = "", also: Iterable[str] = ()) -> str:
+    """The setting that a wrong key most likely means, peers' names for it included; or one of the other options."""
+    option = nearest(dashes + key, also)
+    if option:
+        return f" (did you mean '{option}'?)"
+    last = key.rpartition(".")[2]
+    peer = nearest(last, PEERS_NAMES)
+    own = [one for one in known if one.rpartition(".")[2] == last]
+    found = own[0] if own else PEERS_NAMES[peer] if peer else nearest(key, known)
+    return f" (did you mean '{dashes}{found}'?)" if found else ""
 
 
 def _build(values: Values, mistakes: list[str]) -> RunConfig:
     parts: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     for section, kind in SECTIONS.items():
         mine = {key.split(".", 1)[1]: value for key, value in values.items() if key.startswith(f"{section}.")}
-        try:
-            parts[section] = kind(**mine)
-        except ConfigError as error:
-            mistakes.extend(f"{section}.{mistake}" for mistake in error.mistakes)
-    try:
-        if set(SECTIONS) <= parts.keys():
-            config = RunConfig(**parts)
-    except ConfigError as error:
-        mistakes.extend(error.mistakes)
+        parts[section] = _unchecked(kind, mine)
+        mistakes.extend(f"{section}.{mistake}" for mistake in parts[section].found_wrong())
+    mistakes.extend(_unchecked(RunConfig, parts).found_wrong())
     if mistakes:
         raise ConfigError(mistakes)
-    return config
+    return RunConfig(**parts)
+
+
+def _unchecked(kind: type[Part], values: Values) -> Part:
+    """A configuration whose mistakes are still to be asked for, so that all sections' can be told at once."""
+    part = object.__new__(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # every Settings is a dataclass
+        object.__setattr__(part, field.name, values.get(field.name, field.default))
+    return part
 
 
 def flatten(config: RunConfig) -> Values:

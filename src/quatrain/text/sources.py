@@ -49,14 +49,14 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's base name; the only part of its path that a store keeps."""
-        return self.path.name
+        """The file's base name, the only part of its path that a store keeps; U+FFFD for bytes that are not UTF-8."""
+        return os.fsencode(self.path.name).decode("utf-8", errors="replace")
 
     @property
     def stem(self) -> str:
         """The base name without the endings that say how to read it."""
-        name = self.name.removesuffix(self.compression)
-        return name.removesuffix(".txt" if self.kind == "poems" else self.kind)
+        kind = ".txt" if self.kind == "poems" else self.kind
+        return self.name[: len(self.name) - len(kind) - len(self.compression)]
 
 
 def find_sources(words: list[str]) -> tuple[list[Source], list[Path]]:
@@ -84,9 +84,24 @@ def find_sources(words: list[str]) -> tuple[list[Source], list[Path]]:
                     found.append(source)
         else:
             found.extend(_named(path) for path in _matches(word))
+    _check_named_once(found)
     if not found:
         raise DataError(f"no document files in {', '.join(words)}; expected {', '.join(KINDS)}, each also .gz or .zst")
     return found, passed_over
+
+
+def _check_named_once(sources: list[Source]) -> None:
+    seen: dict[tuple[int, int], Path] = {}
+    for source in sources:
+        try:
+            found = source.path.stat()
+        except OSError:
+            continue  # reading it will say what is wrong
+        first = seen.setdefault((found.st_dev, found.st_ino), source.path)
+        if first is not source.path:
+            raise DataError(
+                f"{source.path} is the same file as {first}; name it once, or its documents would count twice"
+            )
 
 
 def _built_in(word: str) -> Source:
@@ -96,7 +111,10 @@ def _built_in(word: str) -> Source:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: {error.strerror}; expected a folder that can be read") from error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent) / name for name in sorted(names) if not name.startswith("."))
 
@@ -168,7 +186,7 @@ def _read_json_lines(source: Source, file: BinaryIO, column: str) -> Iterator[Do
         try:
             # The standard library's parser is strict: a raw control character is an error.
             row = json.loads(_decode(line, place))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
             raise DataError(f"{place}: not a line of JSON ({error})") from error
         yield Document(_text_of(row, column, place), place)
 
@@ -188,7 +206,7 @@ def _read_parquet(source: Source, file: BinaryIO, column: str) -> Iterator[Docum
                 plain.write(chunk)
             file = plain
         try:
-            yield from _parquet_rows(source, pq.ParquetFile(file), column)
+            yield from _parquet_rows(source, pq.ParquetFile(file, page_checksum_verification=True), column)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{source.path}: not a readable parquet file ({error})") from error
 
@@ -266,11 +284,15 @@ def _chunks(source: Source, file: BinaryIO) -> Iterator[bytes]:
 def _decompress(source: Source, raw: Iterator[bytes]) -> Iterator[bytes]:
     """Frame after frame, so that one without its end is seen (the libraries' own readers pass it over)."""
     frame: Any = None
-    empty = True
+    frames = 0
     for data in raw:
-        empty = False
         while data:
             if frame is None:
+                if frames and source.compression == ".gz":
+                    data = data.lstrip(b"\0")  # gzip allows zero padding between and after members
+                    if not data:
+                        break
+                frames += 1
                 frame = _new_frame(source.compression)
             try:
                 yield frame.decompress(data)
@@ -280,9 +302,7 @@ def _decompress(source: Source, raw: Iterator[bytes]) -> Iterator[bytes]:
                 break
             data = frame.unused_data
             frame = None
-            if source.compression == ".gz":
-                data = data.lstrip(b"\0")  # gzip allows zero padding between and after members
-    if empty or frame is not None:
+    if not frames or frame is not None:
         raise DataError(f"{source.path}: truncated: its {source.compression} data stops before its end; copy it again")
 
 

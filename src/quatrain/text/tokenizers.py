@@ -37,19 +37,30 @@ class Tokenizer(ABC):
     vocab_size: int
     eot: int
     json: bytes
+    eot_text = EOT_TEXT
 
     @property
     def sha256(self) -> str:
         """Hash of the tokenizer.json: two tokenizers are the same if and only if it is."""
         return hashlib.sha256(self.json).hexdigest()
 
-    @abstractmethod
     def encode(self, text: str) -> Ids:
-        """The ids of a text, uint32, shape (n,); never holds eot."""
+        """The ids of a text, uint32, shape (n,); never holds eot.
+
+        Raises `DataError` for a lone surrogate, which is no text, and for what the vocabulary cannot spell.
+        """
+        try:
+            return self._encode(text)
+        except UnicodeEncodeError as error:
+            code = f"U+{ord(text[error.start]):04X}"
+            raise DataError(f"lone surrogate {code} at position {error.start}; expected text that is UTF-8") from error
+
+    @abstractmethod
+    def _encode(self, text: str) -> Ids: ...
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; eot shows as `<|endoftext|>`, broken UTF-8 as U+FFFD."""
+        """The text of ids; eot shows as `<|endoftext|>`, broken UTF-8 as U+FFFD; `DataError` for what is no id."""
 
     @abstractmethod
     def stream(self) -> "TextStream":
@@ -78,7 +89,11 @@ class _TableTokenizer(Tokenizer):
     token_bytes: list[bytes]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(self.token_bytes[token] for token in ids).decode("utf-8", errors="replace")
+        array = np.fromiter(ids, dtype=np.int64)
+        outside = array[(array < 0) | (array >= self.vocab_size)]
+        if len(outside):
+            raise DataError(f"id {outside[0]} is not in the vocabulary of {self.vocab_size} ids")
+        return b"".join(self.token_bytes[token] for token in array).decode("utf-8", errors="replace")
 
     def stream(self) -> "TextStream":
         return _ByteStream(self.token_bytes)
@@ -116,8 +131,7 @@ class CharTokenizer(_TableTokenizer):
         self._id_of = np.full(0x110000, self.eot, dtype=np.uint32)  # by code point; eot marks "never seen"
         self._id_of[[ord(character) for character in self.characters]] = np.arange(self.eot, dtype=np.uint32)
 
-    def encode(self, text: str) -> Ids:
-        """As `Tokenizer.encode`; raises `DataError` naming the first character that it has never seen."""
+    def _encode(self, text: str) -> Ids:
         ids: Ids = self._id_of[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
         unknown = np.flatnonzero(ids == self.eot)
         if len(unknown):
@@ -145,7 +159,7 @@ class ByteTokenizer(_TableTokenizer):
         vocab = {letter: byte for byte, letter in _byte_letters().items()} | {EOT_TEXT: self.eot}
         self.json = _byte_level_json(vocab, merges=[], eot=self.eot, use_regex=False)
 
-    def encode(self, text: str) -> Ids:
+    def _encode(self, text: str) -> Ids:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32)
 
 
@@ -175,9 +189,13 @@ class GPT2Tokenizer(_TableTokenizer):
             explicit_n_vocab=self.vocab_size,
         )
 
-    def encode(self, text: str) -> Ids:
-        # No special token is allowed and none forbidden: the marker in a text is ordinary characters.
-        return self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+    def _encode(self, text: str) -> Ids:
+        text.encode()  # tiktoken would replace a lone surrogate without a word
+        try:
+            # No special token is allowed and none forbidden: the marker in a text is ordinary characters.
+            return self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        except ValueError as error:  # its regular expressions give up at about a million spaces in a row
+            raise DataError(f"tiktoken cannot cut this text into words ({error}); is it text?") from error
 
 
 class FileTokenizer(Tokenizer):
@@ -195,19 +213,23 @@ class FileTokenizer(Tokenizer):
         eot = self._tokenizer.token_to_id(eot_text)
         if eot is None:
             raise DataError(f"{place}: has no token {eot_text!r}; name the one that separates documents with --eot")
-        self.name = Path(place).parent.name or "tokenizer"
+        self.name = "tokenizer.json"
+        self._place = place
         self.eot = eot
         self.eot_text = eot_text
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.json = content
-        if eot in self.encode(eot_text):
-            raise DataError(
-                f"{place}: the text {eot_text!r} gives the id {eot} itself, so a document could forge a separator; "
-                f"expected a token marked as special"
-            )
+        self.encode(eot_text)
 
-    def encode(self, text: str) -> Ids:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+    def _encode(self, text: str) -> Ids:
+        text.encode()
+        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        if self.eot in ids:  # an added token that is not special, or an unknown character where eot stands for those
+            raise DataError(
+                f"{self._place}: text gives the id {self.eot} of {self.eot_text!r} itself, so a document could forge a "
+                f"separator; expected a special token that stands for nothing else (another one with --eot)"
+            )
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -237,6 +259,16 @@ class _PrefixStream:
         piece = text[self.emitted :]
         self.emitted = max(self.emitted, len(text))
         return piece
+
+
+def whole_characters(text: str) -> tuple[str, bytes, int]:
+    """The text, its UTF-8 and how many lone surrogates (legal in JSON, not in text) became U+FFFD."""
+    try:
+        return text, text.encode(), 0
+    except UnicodeEncodeError:
+        # As tiktoken does it: pairs that belong together are joined, what stays alone is replaced.
+        fixed = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return fixed, fixed.encode(), fixed.count("\ufffd") - text.count("\ufffd")
 
 
 def build_tokenizer(
@@ -279,11 +311,14 @@ def load_tokenizer(path: Path, eot_text: str = EOT_TEXT) -> Tokenizer:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
+    characters = _char_from_json(content)
+    if characters is not None:
+        return characters
     for known in (ByteTokenizer, gpt2):
         tokenizer: Tokenizer = known()
         if tokenizer.json == content:
             return tokenizer
-    return _char_from_json(content) or FileTokenizer(content, str(path), eot_text)
+    return FileTokenizer(content, str(path), eot_text)
 
 
 @functools.cache
@@ -296,7 +331,7 @@ def _char_from_json(content: bytes) -> CharTokenizer | None:
     try:
         characters = [word for word in json.loads(content)["model"]["vocab"] if word != EOT_TEXT]
         tokenizer = CharTokenizer(characters)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return tokenizer if tokenizer.json == content else None
 

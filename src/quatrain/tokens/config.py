@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quatrain.settings import Settings, option
+from quatrain.text.tokenizers import EOT_TEXT, NAMES
 
 Order = Literal["shuffle", "sequential", "random"]
 Packing = Literal["concat", "document"]
@@ -27,7 +28,7 @@ class DataConfig(Settings):
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that no run can have."""
         yield from self.at_least(1, ["seq_len"])
-        yield from self.at_least(0, ["seed"])
+        yield from self.seed_in_range()
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,16 @@ class PrepareConfig(Settings):
         """Sentences about values that no preparation can have."""
         yield from self.at_least(1, ["shard_size", "workers"])
         if not 0 <= self.val_fraction < 1:
-            yield f"--val-fraction is {self.val_fraction}, it must be at least 0 and below 1"
+            yield f"val_fraction is {self.val_fraction}, it must be at least 0 and below 1"
         if not 0 <= self.val_tail < 1:
-            yield f"--val-tail is {self.val_tail}, it must be at least 0 and below 1"
+            yield f"val_tail is {self.val_tail}, it must be at least 0 and below 1"
         if any(index < 0 for index in self.val_docs):
-            yield f"--val-docs holds a negative index ({min(self.val_docs)}); the first document is 0"
-        if not -(2**63) <= self.seed < 2**63:
-            yield f"--seed is {self.seed}, it must fit into 64 bits"
+            yield f"val_docs holds a negative index ({min(self.val_docs)}); the first document is 0"
+        yield from self.seed_in_range()
+        if self.eot != EOT_TEXT and self.tokenizer in NAMES:
+            yield f"eot is {self.eot!r}, and the tokenizer {self.tokenizer} has {EOT_TEXT}; leave it out"
         rules = [bool(self.val_docs), bool(self.val), self.val_tail > 0]
         if sum(rules) > 1:
-            yield "--val-docs, --val and --val-tail each decide the validation split; give one of them"
+            yield "val_docs, val_tail and validation files each decide the split; give one of them"
         if not any(rules) and self.val_fraction == 0:
-            yield "--val-fraction 0 holds nothing out; give --val-docs, --val or --val-tail, or a fraction above 0"
+            yield "val_fraction 0 holds nothing out; give val_docs, val_tail, validation files, or a fraction above 0"

@@ -4,7 +4,7 @@ A row is the number of windows consumed before it, over the whole run and all de
 only state is one integer. An epoch of a split of n ids has k = (n-1) // seq_len windows; row g is
 window g % k of epoch g // k.
 
-The mixing below is part of the format: golden values in the tests keep it from changing.
+The arithmetic is part of the format: golden values in the tests keep it from changing.
 """
 
 from functools import lru_cache
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.errors import DataError
+from quatrain.mixing import derive, uniform
 from quatrain.tokens.config import Order
 
 Rows = npt.NDArray[np.int64]
@@ -63,27 +64,6 @@ def permute(index: Rows, k: int, key: int) -> Rows:
         values[outside] = _feistel(values[outside], half, keys)
         outside = outside[values[outside] >= k]
     return values.astype(np.int64)
-
-
-def uniform(key: int, count: int) -> int:
-    """A number in 0..count-1, uniform up to 2^-64 count, from a key."""
-    return (mix(key) * count) >> 64
-
-
-def derive(*words: int) -> int:
-    """A 64-bit key from integers, in which every bit of every word counts."""
-    key = 0
-    for word in words:
-        key = mix((key + 0x9E3779B97F4A7C15) ^ mix(word))
-    return key
-
-
-def mix(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit numbers."""
-    value = (value + 0x9E3779B97F4A7C15) & (2**64 - 1)
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return value ^ (value >> 31)
 
 
 def _shuffled(n: int, seq_len: int, seed: int, epoch: int, index: Rows) -> Rows:

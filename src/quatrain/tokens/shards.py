@@ -1,5 +1,6 @@
 """The files of one split, written front to back: shards of ids and the index of document starts."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -32,12 +33,19 @@ class SplitWriter:
         # By the largest id that the tokenizer can give, not by those seen: every shard of a corpus is alike.
         self.dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
         self.eot = np.array([tokenizer.eot], dtype=self.dtype)
-        self.index = HashedFile(folder / f"{stem}.idx")
+        self.files = contextlib.ExitStack()  # closes what an error leaves open
+        self.index = self.files.enter_context(HashedFile(folder / f"{stem}.idx"))
         self.shard: HashedFile | None = None
         self.room = 0  # ids that still fit into the open shard
         self.shards: list[dict[str, Any]] = []
         self.spans: list[Hashes] = []
         self.tokens = self.documents = self.text_bytes = 0
+
+    def __enter__(self) -> "SplitWriter":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.files.close()
 
     def add(self, document: Encoded) -> None:
         """Append eot and the ids of one document."""
@@ -46,7 +54,8 @@ class SplitWriter:
         self._append(document.ids.astype(self.dtype))
         self.documents += 1
         self.text_bytes += document.text_bytes
-        self.spans.append(document.spans)
+        if len(document.spans):
+            self.spans.append(document.spans)
 
     def close(self) -> dict[str, Any]:
         """Append the closing eot, finish the files, and return what store.json says of the split."""
@@ -65,7 +74,8 @@ class SplitWriter:
         while len(ids):
             if self.shard is None or self.room == 0:
                 self._finish_shard()
-                self.shard = HashedFile(self.folder / f"{self.stem}_{len(self.shards):06d}.bin")
+                path = self.folder / f"{self.stem}_{len(self.shards):06d}.bin"
+                self.shard = self.files.enter_context(HashedFile(path))
                 self.room = self.shard_size
             part = ids[: self.room]
             self.shard.write(part.tobytes())
@@ -96,18 +106,27 @@ class HashedFile:
         self.path = path
         self.temporary = path.with_name(path.name + ".tmp")
         self.sha256 = hashlib.sha256()
+        self.size = 0  # bytes
         with writing(path):
             self.file = self.temporary.open("wb", buffering=1 << 20)
 
+    def __enter__(self) -> "HashedFile":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        with contextlib.suppress(OSError):  # what cannot be flushed after an error has been told already
+            self.file.close()
+
     def write(self, data: bytes) -> None:
         """Append bytes."""
-        with writing(self.path, len(data)):
+        self.size += len(data)
+        with writing(self.path, self.size):
             self.file.write(data)
         self.sha256.update(data)
 
     def finish(self) -> None:
         """Give the file its name: from now on it is whole."""
-        with writing(self.path):
+        with writing(self.path, self.size):
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from quatrain.errors import DataError
 from quatrain.text.tokenizers import EOT_TEXT, Tokenizer, load_tokenizer
 
 VERSION = 1
+AGAIN = "copy it again, or remove the folder and prepare again"
 SplitName = Literal["train", "val"]
 SPLITS: tuple[SplitName, ...] = ("train", "val")
 
@@ -37,7 +38,14 @@ class TokenStream:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def __getitem__(self, where: slice) -> IntArray:
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+    @overload
+    def __getitem__(self, where: slice) -> IntArray: ...
+    def __getitem__(self, where: int | slice) -> int | IntArray:
+        if not isinstance(where, slice):
+            position = where + len(self) if where < 0 else where
+            return int(self.read(position, position + 1)[0])
         start, stop, step = where.indices(len(self))
         if step != 1:
             raise IndexError(f"a stream is read in steps of 1, not {step}")
@@ -76,11 +84,15 @@ class TokenStore:
         """Open a store. Raises `DataError` if it is unfinished, of another version, or a file's size is wrong."""
         self.folder = Path(folder)
         self.facts = _read_facts(self.folder)
-        self.fingerprint: str = self.facts["fingerprint"]
-        self.vocab_size: int = self.facts["tokenizer"]["vocab_size"]
-        self.eot: int = self.facts["tokenizer"]["eot"]
-        self.train = self.split("train")
-        self.val = self.split("val")
+        try:
+            self.fingerprint: str = self.facts["fingerprint"]
+            self.vocab_size: int = self.facts["tokenizer"]["vocab_size"]
+            self.eot: int = self.facts["tokenizer"]["eot"]
+            self.train, self.val = (self.split(name) for name in SPLITS)
+            for name in SPLITS:
+                self.document_starts(name)  # mapped, not read: a missing or short index is seen here
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{self.folder}/store.json: not a store's description ({error!r}); {AGAIN}") from error
 
     def split(self, name: SplitName) -> TokenStream:
         """One split as a stream of ids."""
@@ -100,22 +112,24 @@ class TokenStore:
         facts = self.facts["tokenizer"]
         tokenizer = load_tokenizer(path, facts.get("eot_text", EOT_TEXT))
         if tokenizer.sha256 != facts["sha256"]:
-            raise DataError(
-                f"{path}: sha256 is {tokenizer.sha256}, store.json says {facts['sha256']}; prepare it again"
-            )
+            raise DataError(f"{path}: sha256 is {tokenizer.sha256}, store.json says {facts['sha256']}; {AGAIN}")
         return tokenizer
 
     def damaged(self) -> Iterator[str]:
         """Read everything and yield a sentence for each file whose hash is not the one written down."""
-        for name in SPLITS:
-            split = self.facts["splits"][name]
-            for part in [*split["shards"], split["idx"]]:
-                path = self.folder / part["file"]
+        splits = [self.facts["splits"][name] for name in SPLITS]
+        parts = [part for split in splits for part in [*split["shards"], split["idx"]]]
+        for part in [*parts, {"file": "tokenizer.json", "sha256": self.facts["tokenizer"]["sha256"]}]:
+            path = self.folder / part["file"]
+            try:
                 with path.open("rb") as file:
                     file.seek(part.get("offset", 0))
                     found = hashlib.file_digest(file, "sha256").hexdigest()
-                if found != part["sha256"]:
-                    yield f"{path}: sha256 is {found}, store.json says {part['sha256']}"
+            except OSError as error:
+                yield f"{path}: {error.strerror}"
+                continue
+            if found != part["sha256"]:
+                yield f"{path}: sha256 is {found}, store.json says {part['sha256']}"
 
     def _map(self, shard: dict[str, Any]) -> IntArray:
         path = self.folder / shard["file"]  # an absolute file name stays as it is
@@ -127,11 +141,9 @@ def _map_file(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> IntA
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}; store.json names this file: copy it back or prepare again"
-        ) from error
+        raise DataError(f"{path}: {error.strerror}; store.json names this file: {AGAIN}") from error
     if found != expected:
-        raise DataError(f"{path}: {found:,} bytes, store.json says {expected:,}; copy it again or prepare again")
+        raise DataError(f"{path}: {found:,} bytes, store.json says {expected:,}; {AGAIN}")
     if count == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
@@ -149,7 +161,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(path.read_bytes())
         version = facts["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a store's description ({error}); prepare it again") from error
+        raise DataError(f"{path}: not a store's description ({error!r}); {AGAIN}") from error
     if version != VERSION:
         raise DataError(f"{path}: version {version} of the format, this quatrain reads version {VERSION}")
     return facts

@@ -10,18 +10,20 @@ import json
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quatrain.errors import DataError, UsageError
-from quatrain.files import replace_file, writing
+from quatrain.errors import DataError
+from quatrain.files import replace_file
 from quatrain.text.sources import Document, Source, content_hash, find_sources, read_documents
 from quatrain.text.split import Rule, by_fraction, by_hashes, text_hash
-from quatrain.text.tokenizers import Tokenizer, named_tokenizer
+from quatrain.text.tokenizers import Tokenizer, named_tokenizer, whole_characters
+from quatrain.tokens.claim import PROGRESS, Claim
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.overlap import sampled_spans, share_in_train, thinning
 from quatrain.tokens.shards import Encoded, SplitWriter
@@ -48,7 +50,10 @@ class Counts:
 
 
 def prepare(
-    sources: list[str], out: Path | str, config: PrepareConfig | None = None, report: Report = lambda line: None
+    sources: str | Path | Sequence[str | Path],
+    out: Path | str,
+    config: PrepareConfig | None = None,
+    report: Report = lambda line: None,
 ) -> dict[str, Any]:
     """Write a token store from documents and return what is in it (the keys of `prepare --json`).
 
@@ -58,16 +63,14 @@ def prepare(
     """
     config = config or PrepareConfig()
     started = time.monotonic()
-    job = _Job.plan(sources, Path(out), config, report)
-    if job.finished():
+    words = [sources] if isinstance(sources, str | Path) else sources
+    job = _Job.plan([str(word) for word in words], Path(out), config, report)
+    claim = Claim(Path(out), job.name, job.request())
+    if claim.finished():
         report(f"{out} already holds the store of this request")
     else:
-        job.claim_folder()
-        try:
-            job.run()
-        except UsageError:
-            job.remove_files()  # the input must change, and with it the request: nothing here can be continued
-            raise
+        with claim:
+            job.run(claim)
     return _summary(TokenStore(out), time.monotonic() - started)
 
 
@@ -84,6 +87,7 @@ class _Job:
     hashes: dict[Path, str]
     report: Report
     counts: Counts = field(default_factory=Counts)
+    claim: Claim = field(init=False)
 
     @classmethod
     def plan(cls, words: list[str], out: Path, config: PrepareConfig, report: Report) -> "_Job":
@@ -97,7 +101,7 @@ class _Job:
             seen: set[str] = set()
             for source in [*sources, *val_sources]:
                 for document in read_documents(source, config.text_column):
-                    seen.update(_whole_characters(document.text)[0])
+                    seen.update(whole_characters(document.text)[0])
             return iter(seen)
 
         tokenizer = named_tokenizer(config.tokenizer, characters, config.eot)
@@ -112,69 +116,18 @@ class _Job:
         content = {
             "version": VERSION,
             "tokenizer": self.tokenizer.sha256,
-            "sources": [self.hashes[source.path] for source in self.sources],
-            "val_sources": [self.hashes[source.path] for source in self.val_sources],
+            "sources": [self._identity(source) for source in self.sources],
+            "val_sources": [self._identity(source) for source in self.val_sources],
             "options": options | {"name": self.name},
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def finished(self) -> bool:
-        """Whether `out` holds exactly this store; raises `DataError` if it holds another one."""
-        if not (self.out / "store.json").exists():
-            return False
-        request: str = TokenStore(self.out).facts["request"]
-        if request == self.request():
-            return True
-        raise DataError(
-            f"{self.out}: holds a finished store of other sources or options; choose another --out or remove it"
-        )
+    def _identity(self, source: Source) -> list[str]:
+        return [source.kind, source.compression, self.hashes[source.path]]
 
-    def claim_folder(self) -> None:
-        """Make the folder ours for this request, and remove what an interrupted try of it left."""
-        if self.out.exists() and not self.out.is_dir():
-            raise DataError(f"{self.out}: a file; --out must be a folder that is absent, empty or our own")
-        present = sorted(self.out.iterdir()) if self.out.exists() else []
-        if present:
-            self._check_ours(present)
-        with writing(self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
-        replace_file(self.out / "prepare.json", json.dumps({"version": VERSION, "request": self.request()}).encode())
-
-    def _check_ours(self, present: list[Path]) -> None:
-        ours = {*self._written(), *self._described()}
-        foreign = [path for path in present if path not in ours]
-        try:
-            request = json.loads((self.out / "prepare.json").read_bytes())["request"]
-        except (OSError, ValueError, KeyError, TypeError):
-            request = None
-        if foreign or request is None:
-            path = (foreign or present)[0]
-            raise DataError(
-                f"{path}: --out must be absent, empty or our own; this file is not ours, nothing was touched"
-            )
-        if request != self.request():
-            raise DataError(
-                f"{self.out}: holds an unfinished store of other sources or options; choose another --out, "
-                f"or remove that folder"
-            )
-
-    def _written(self) -> list[Path]:
-        pattern = re.compile(rf"{re.escape(self.name)}_(train|val)(_\d{{6,}}\.bin|\.idx)(\.tmp)?")
-        return [path for path in self.out.iterdir() if pattern.fullmatch(path.name)]
-
-    def _described(self) -> list[Path]:
-        names = ("tokenizer.json", "prepare.json", "store.json")
-        return [self.out / (name + ending) for name in names for ending in ("", ".tmp")]
-
-    def remove_files(self) -> None:
-        """Take back everything that this preparation has written, and the folder where nothing else is in it."""
-        for path in [*self._written(), *self._described()]:
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: it holds what was not ours
-            self.out.rmdir()
-
-    def run(self) -> None:
+    def run(self, claim: Claim) -> None:
         """Write the shards, then `store.json` last."""
+        self.claim = claim
         replace_file(self.out / "tokenizer.json", self.tokenizer.json)
         splits, rule = self._write_by_rule()
         tokenizer = {
@@ -182,7 +135,7 @@ class _Job:
             "sha256": self.tokenizer.sha256,
             "vocab_size": self.tokenizer.vocab_size,
             "eot": self.tokenizer.eot,
-            "eot_text": self.config.eot,
+            "eot_text": self.tokenizer.eot_text,
         }
         facts = {
             "version": VERSION,
@@ -196,11 +149,11 @@ class _Job:
                 "duplicates": self.counts.duplicates,
                 "surrogates": self.counts.surrogates,
             },
-            "request": self.request(),
+            "request": claim.request,
             "fingerprint": fingerprint(tokenizer, splits),
         }
         replace_file(self.out / "store.json", (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
-        (self.out / "prepare.json").unlink()
+        (self.out / PROGRESS).unlink()
 
     def _describe(self, source: Source) -> dict[str, Any]:
         size = source.path.stat().st_size
@@ -247,18 +200,20 @@ class _Job:
         yield from chain(self._read(self.val_sources, "val"), self._read(self.sources, "train"))
 
     def _cut_tail(self) -> Iterator[Assigned]:
-        documents = [document for document, _ in self._documents() if document.text]
+        read = [document for document, _ in self._documents()]
+        documents = [document for document in read if document.text]
         if len(documents) != 1:
             raise DataError(
                 f"--val-tail cuts one document, and there are {len(documents)}; hold out whole documents with "
                 f"--val-fraction, --val-docs or --val"
             )
         text, place = documents[0]
-        cut = int((1 - self.config.val_tail) * len(text))
+        cut = int((1 - Decimal(str(self.config.val_tail))) * len(text))  # exact: in floats 1 - 0.9 is below 0.1
         self.report(
             f"warning: --val-tail splits a document at character {cut:,} of {len(text):,}: the two sides are "
             f"neighbours, so validation is a little easier than on an unseen document"
         )
+        yield from ((document, None) for document in read if not document.text)  # to be counted
         yield Document(text[:cut], place), "train"
         yield Document(text[cut:], place), "val"
 
@@ -267,7 +222,7 @@ class _Job:
         count = 0
         for count, (document, _) in enumerate(self._documents(), 1):
             if count - 1 in indices:
-                found[count - 1] = text_hash(self.config.seed, _whole_characters(document.text)[1])
+                found[count - 1] = text_hash(self.config.seed, whole_characters(document.text)[1])
         missing = sorted(indices - set(found))
         if missing:
             raise DataError(f"--val-docs names document {missing[0]}, and there are {count} (0 to {count - 1})")
@@ -275,15 +230,22 @@ class _Job:
 
     def _write(self, documents: Iterable[Assigned], rule: Rule, may_lack_val: bool = False) -> dict[str, Any]:
         """One pass: tokenize all documents and write both splits; returns what store.json says of them."""
-        for path in self._written():  # of an interrupted try, or of a first pass that held nothing out
-            path.unlink()
+        self.claim.remove_shards()  # of an interrupted try, or of a first pass that held nothing out
         self.counts = Counts()
-        writers = {
-            split: SplitWriter(self.out, f"{self.name}_{split}", self.tokenizer, self.config.shard_size)
-            for split in SPLITS
-        }
+        with contextlib.ExitStack() as files:
+            writers = {split: files.enter_context(self._writer(split)) for split in SPLITS}
+            self._fill(writers, documents, rule)
+            overlap = share_in_train(writers["train"].spans, writers["val"].spans)
+            splits: dict[str, Any] = {split: writer.close() for split, writer in writers.items()}
+        self._check_documents(splits, may_lack_val)
+        return splits | {"val": splits["val"] | {"share_in_train": round(overlap, 6)}}
+
+    def _writer(self, split: SplitName) -> SplitWriter:
+        return SplitWriter(self.out, f"{self.name}_{split}", self.tokenizer, self.config.shard_size)
+
+    def _fill(self, writers: dict[SplitName, SplitWriter], documents: Iterable[Assigned], rule: Rule) -> None:
         held_out: set[int] = set()
-        bits = thinning(sum(source.path.stat().st_size for source in self.sources))
+        bits = thinning(sum(source.path.stat().st_size for source in [*self.sources, *self.val_sources]))
 
         def encode(batch: list[Assigned]) -> list[tuple[Encoded | None, SplitName | None]]:
             return [(_encode(document, self.tokenizer, self.config.seed, bits), split) for document, split in batch]
@@ -304,10 +266,6 @@ class _Job:
                 last_said = time.monotonic()
                 documents_so_far = sum(writer.documents for writer in writers.values())
                 self.report(f"{documents_so_far:,} documents, {sum(w.tokens for w in writers.values()):,} ids")
-        overlap = share_in_train(writers["train"].spans, writers["val"].spans)
-        splits: dict[str, Any] = {split: writer.close() for split, writer in writers.items()}
-        self._check_documents(splits, may_lack_val)
-        return splits | {"val": splits["val"] | {"share_in_train": round(overlap, 6)}}
 
     def _check_documents(self, splits: dict[str, Any], may_lack_val: bool) -> None:
         train, val = (splits[split]["documents"] for split in SPLITS)
@@ -316,8 +274,8 @@ class _Job:
         lacking = "train" if not train else "val" if not val and not may_lack_val else ""
         if lacking:
             raise DataError(
-                f"the {lacking} split has no document ({train} train, {val} val); a corpus of one text cannot be split "
-                f"by documents: cut it with --val-tail 0.1, or give validation files with --val"
+                f"the {lacking} split has no document ({train} train, {val} val, the same text always in the same "
+                f"split); hold out others with --val-docs or --val, or cut a one-document corpus with --val-tail 0.1"
             )
 
 
@@ -333,18 +291,8 @@ class _Smallest:
         return self.rule(hashed)
 
 
-def _whole_characters(text: str) -> tuple[str, bytes, int]:
-    """The text, its UTF-8 and how many lone surrogates (legal in JSON, not in Unicode text) became U+FFFD."""
-    try:
-        return text, text.encode(), 0
-    except UnicodeEncodeError:
-        # As tiktoken does it: pairs that belong together are joined, what stays alone is replaced.
-        fixed = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return fixed, fixed.encode(), fixed.count("\ufffd") - text.count("\ufffd")
-
-
 def _encode(document: Document, tokenizer: Tokenizer, seed: int, bits: int) -> Encoded | None:
-    text, utf8, surrogates = _whole_characters(document.text)
+    text, utf8, surrogates = whole_characters(document.text)
     if not text:
         return None
     try:
@@ -392,6 +340,8 @@ def _summary(store: TokenStore, seconds: float) -> dict[str, Any]:
         "train_tokens": train,
         "val_tokens": val,
         **counts,
+        "near_duplicates": 0,  # none is looked for yet, and no document is ever skipped
+        "skipped": 0,
         "seconds": round(seconds, 3),
         "fingerprint": store.fingerprint,
     }

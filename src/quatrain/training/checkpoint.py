@@ -25,6 +25,8 @@ from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT, VOCABULARY_TABLES
 from quatrain.model.pretrained import load_model, save_model
 from quatrain.text.tokenizers import Tokenizer
+from quatrain.tokens.config import DataConfig
+from quatrain.training.config import DECIDING, OptimConfig, TrainConfig
 from quatrain.training.optim import optimizer_tensors, restore_optimizer
 
 NEEDED = {"config.json", "model.safetensors", "tokenizer.json", "trainer.safetensors", "trainer.json"}
@@ -41,9 +43,23 @@ class TrainerState:
     seconds: float  # of training, over all parts of the run
     data_fingerprint: str
     tokenizer_sha256: str
-    recipe_sha256: str
+    settings_sha256: str  # of the settings that decide which numbers follow
     next_batch: str  # hash of the windows of the next step
     scaler: dict[str, Any]  # of fp16; empty elsewhere
+
+
+def check_ours(run: Path) -> None:
+    """Raise `DataError` unless the folder is absent, empty, a run, or what a killed start or the demo left."""
+    if run.exists() and not run.is_dir():
+        raise DataError(f"{run}: a file; --out must be a folder that is absent, empty or our own")
+    present = {path.name for path in run.iterdir()} if run.is_dir() else set()
+    if "recipe.toml" in present:
+        return
+    if (run / "checkpoints").is_dir() and not any((run / "checkpoints").iterdir()):
+        present.discard("checkpoints")
+    foreign = sorted(name for name in present - {"store", "recipe.toml.tmp"} if not name.startswith("."))
+    if foreign:
+        raise DataError(f"{run} holds {foreign[0]} and is not a run of ours; choose another --out, nothing was touched")
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -66,7 +82,7 @@ def save_checkpoint(
         manifest = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
         (temporary / "manifest.json").write_text(json.dumps({"files": manifest}, indent=1) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
-            with path.open("rb") as file:
+            with path.open("rb+") as file:  # Windows syncs only what may be written
                 os.fsync(file.fileno())
         sync_folder(temporary)
         if folder.exists():  # a damaged one of the same step, or this very state
@@ -110,9 +126,12 @@ def newest_good(run: Path, report: Callable[[str], None]) -> Path | None:
 def find_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
     """A checkpoint folder itself, or the newest good one of a run; raises `DataError` where there is none."""
     if (path / "config.json").is_file():
+        wrong = damage(path) if (path / "manifest.json").is_file() else None
+        if wrong is not None:
+            raise DataError(f"{path}: {wrong}; take another checkpoint of the run")
         return path
     if not (path / "checkpoints").is_dir():
-        raise DataError(f"{path}: neither a run nor a checkpoint; make one with: quatrain train RECIPE --out {path}")
+        raise DataError(f"{path}: neither a run nor a checkpoint folder")
     folder = newest_good(path, report)
     if folder is None:
         raise DataError(f"{path}: no whole checkpoint in this run; give its train command again")
@@ -149,6 +168,17 @@ def restore(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
     except (OSError, SafetensorError) as error:
         raise DataError(f"{folder}/trainer.safetensors: cannot be read ({error})") from error
     restore_optimizer(model, optimizer, tensors)
+
+
+def settings_sha256(model: ModelConfig, optim: OptimConfig, data: DataConfig, train: TrainConfig) -> str:
+    """Hash of the settings that decide which numbers a run computes; the others may change when it goes on."""
+    content = {
+        "model": asdict(same_network(model)),
+        "optim": asdict(optim),
+        "data": {name: value for name, value in asdict(data).items() if name != "store"},
+        "train": {name: value for name, value in asdict(train).items() if name in DECIDING},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def same_network(config: ModelConfig) -> ModelConfig:

@@ -8,6 +8,9 @@ from quatrain.settings import Settings, option
 
 Schedule = Literal["constant", "cosine", "wsd"]
 
+# The settings of [train] that decide which numbers a run computes: they may not change when it goes on.
+DECIDING = frozenset({"steps", "tokens_per_step", "precision", "seed"})
+
 
 @dataclass(frozen=True)
 class OptimConfig(Settings):
@@ -59,16 +62,17 @@ class TrainConfig(Settings):
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that no run can have."""
         yield from self.at_least(1, ["steps", "tokens_per_step", "micro_batch", "eval_tokens", "keep_last"])
-        yield from self.at_least(0, ["eval_every", "save_every", "keep_every", "seed", "samples", "sample_tokens"])
+        yield from self.at_least(0, ["eval_every", "save_every", "keep_every", "samples", "sample_tokens"])
+        yield from self.seed_in_range()
 
 
 def batch_mistakes(train: TrainConfig, seq_len: int, world_size: int = 1) -> Iterator[str]:
     """A sentence where tokens_per_step is not a whole number of micro-batches, with the nearest right values."""
     unit = train.micro_batch * seq_len * world_size
-    if train.tokens_per_step % unit:
+    if unit > 0 and train.tokens_per_step % unit:
         below, above = train.tokens_per_step // unit * unit, -(-train.tokens_per_step // unit) * unit
         nearest = f"{below} or {above}" if below else f"{above}"
         yield (
-            f"tokens_per_step {train.tokens_per_step} is not a multiple of micro_batch {train.micro_batch} x seq_len "
-            f"{seq_len} x {world_size} device{'s' if world_size > 1 else ''} = {unit}; nearest: {nearest}"
+            f"train.tokens_per_step {train.tokens_per_step} is not a multiple of micro_batch {train.micro_batch} "
+            f"x seq_len {seq_len} x {world_size} device{'s' if world_size > 1 else ''} = {unit}; nearest: {nearest}"
         )

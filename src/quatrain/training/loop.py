@@ -5,23 +5,22 @@ so an interrupted run goes on as if it had never stopped.
 """
 
 import contextlib
-import hashlib
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from quatrain.console import warn
 from quatrain.errors import ConfigError, DataError, QuatrainError, Stopped
 from quatrain.files import replace_file, writing
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
 from quatrain.inference.scoring import data_hash, score
 from quatrain.model.config import ModelConfig
-from quatrain.model.device import Precision, pick_device, pick_precision
+from quatrain.model.device import Precision, can_compile, pick_device, pick_precision
 from quatrain.model.gpt import GPT
 from quatrain.model.pretrained import layout_of
 from quatrain.tokens.config import DataConfig
@@ -29,6 +28,7 @@ from quatrain.tokens.loader import Loader
 from quatrain.tokens.store import TokenStore
 from quatrain.training.checkpoint import (
     TrainerState,
+    check_ours,
     checkpoint_folder,
     checkpoints,
     newest_good,
@@ -37,8 +37,10 @@ from quatrain.training.checkpoint import (
     remove_leftovers,
     restore,
     save_checkpoint,
+    settings_sha256,
 )
 from quatrain.training.config import OptimConfig, TrainConfig, batch_mistakes
+from quatrain.training.flops import flops_per_token, peak_flops
 from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.optim import build_optimizer
 from quatrain.training.progress import Silent, Watcher
@@ -47,7 +49,6 @@ from quatrain.training.selftest import check_first_batch
 from quatrain.training.signals import StopRequest
 from quatrain.training.step import Step
 
-OURS = {"recipe.toml", "metrics.jsonl", "samples.jsonl", "checkpoints", "store"}  # what may lie in a run folder
 ROWS_CHECKED = 16  # of the first batch, read again from the files
 LEAKED_SHARE = 0.01  # of validation spans found in train: above it a low loss says little
 TOO_GOOD = 0.1  # nats per token that no honest validation of text reaches
@@ -74,15 +75,28 @@ def train(
     """
     store = TokenStore(data.store)
     where = pick_device(device)
-    if train.deterministic:
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(train.deterministic)
     if where.type == "cuda":
+        torch.cuda.set_device(where.index or 0)  # pinned buffers belong to it
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32
-    network = GPT(model, torch.Generator().manual_seed(train.seed)).to(where)
     loader = Loader(store.train, data, store.eot, where)
-    trainer = Trainer(network, loader, store, optim, train, Path(run), watcher or Silent())
-    trainer.open_run(recipe)
-    return trainer.run(stop_at)
+    with enough_memory(where, train.micro_batch):
+        network = GPT(model, torch.Generator().manual_seed(train.seed)).to(where)
+        return Trainer(network, loader, store, optim, train, Path(run), recipe, watcher).run(stop_at)
+
+
+@contextlib.contextmanager
+def enough_memory(device: torch.device, micro_batch: int) -> Iterator[None]:
+    """Turn running out of the device's memory into a message that says what to change."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, its parent on a CPU
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise QuatrainError(
+            f"{device} has not enough memory for this model and micro_batch {micro_batch}; give the same command "
+            f"with a smaller --train.micro-batch (the rows of each step stay the same) or a smaller model"
+        ) from error
 
 
 @dataclass
@@ -92,12 +106,14 @@ class Progressed:
     step: int = 0
     rows: int = 0
     seconds: float = 0.0
-    loss: float | None = None
-    tokens_per_second: float | None = None
 
 
 class Trainer:
-    """Trains a network on the rows of a loader into a run folder."""
+    """Trains a network on the rows of a loader into a run folder.
+
+    `recipe` is written into the folder as recipe.toml. Raises `ConfigError` for settings that do not
+    fit together.
+    """
 
     def __init__(
         self,
@@ -107,6 +123,7 @@ class Trainer:
         optim: OptimConfig,
         config: TrainConfig,
         run: Path,
+        recipe: str = "",
         watcher: Watcher | None = None,
     ) -> None:
         mistakes = list(batch_mistakes(config, loader.config.seq_len))
@@ -114,18 +131,17 @@ class Trainer:
             mistakes.append(f"seq_len {loader.config.seq_len} is above block_size {model.config.block_size}")
         if mistakes:
             raise ConfigError(mistakes)
-        self.model = model  # never compiled: evaluation, samples and checkpoints use it
+        self.model = model
         self.loader = loader
         self.store = store
         self.optim = optim
         self.config = config
         self.folder = run
+        self.recipe = recipe
         self.watcher = watcher or Silent()
         self.optimizer = build_optimizer(model, optim)
         self.precision: Precision = pick_precision(config.precision, model.device)
-        compiled = config.compile is True or (config.compile == "auto" and model.device.type == "cuda")
-        step_model = cast(torch.nn.Module, torch.compile(model)) if compiled else model
-        self.step = Step(step_model, self.optimizer, self.precision, optim.clip, config.seed)
+        self.step = Step(model, self.optimizer, self.precision, optim.clip, config.seed, self._compiles())
         self.rows_per_step = config.tokens_per_step // loader.config.seq_len
         self.metrics = JsonLines(run / "metrics.jsonl")
         self.samples = JsonLines(run / "samples.jsonl")
@@ -133,32 +149,20 @@ class Trainer:
         self.saved: int | None = None  # the step of the last checkpoint that this process wrote or read
         self.validated: dict[int, float] = {}
         self.val_hash = data_hash(store.val, config.eval_tokens) if config.eval_every else ""
-
-    def open_run(self, recipe: str) -> None:
-        """Make the run folder, or put the newest good checkpoint of it back into model and optimizer."""
-        present = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        foreign = sorted(name for name in present - OURS if not name.startswith("."))
-        if "recipe.toml" not in present and foreign:
-            raise DataError(
-                f"{self.folder} holds {foreign[0]}, which is not of a run; choose another --out, nothing was touched"
-            )
-        with writing(self.folder):
-            (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
-        checkpoint = newest_good(self.folder, self.watcher.say)
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        replace_file(self.folder / "recipe.toml", recipe.encode())
-        for rows in (self.metrics, self.samples):
-            rows.cut(-1 if checkpoint is None else self.at.step)
-        self.validated = {row["step"]: row["val_loss"] for row in self.metrics.rows() if "val_loss" in row}
+        self.settings = settings_sha256(model.config, optim, loader.config, replace(config, precision=self.precision))
+        self.flops_per_token = flops_per_token(model.config, loader.config.seq_len)
+        self.peak_flops = peak_flops(model.device, self.precision)
 
     def run(self, stop_at: int | None = None) -> dict[str, Any]:
-        """Train to `train.steps` (or `stop_at`); returns the summary. See `train` for what it raises."""
+        """Train to `train.steps` (or `stop_at`) from where the folder is; returns the keys of `train --json`.
+
+        See `train` for what it raises.
+        """
+        self._open_folder()
         last = min(self.config.steps, stop_at if stop_at is not None else self.config.steps)
         self.watcher.begin(self.at.step, self.config.steps)
         try:
-            with StopRequest() as stop:
+            with StopRequest() as stop, enough_memory(self.model.device, self.config.micro_batch):
                 self._check_data()
                 self._loop(last, stop)
         finally:
@@ -170,6 +174,29 @@ class Trainer:
                 f"{checkpoint_folder(self.folder, self.at.step)}; the same command goes on from there",
             )
         return self._summary()
+
+    def _open_folder(self) -> None:
+        """Make the run folder, or put the newest good checkpoint of it back into model and optimizer."""
+        check_ours(self.folder)
+        with writing(self.folder):
+            (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
+        checkpoint = newest_good(self.folder, self.watcher.say)
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        replace_file(self.folder / "recipe.toml", self.recipe.encode())
+        for rows in (self.metrics, self.samples):
+            rows.cut(-1 if checkpoint is None else self.at.step)
+        self.validated = {row["step"]: row["val_loss"] for row in self.metrics.validated()}
+
+    def _compiles(self) -> bool:
+        wanted, device = self.config.compile, self.model.device
+        possible = can_compile(device)
+        if wanted is True and not possible:
+            raise ConfigError(["train.compile is true, and this machine has no compiler that torch.compile can call"])
+        if wanted == "auto" and device.type == "cuda" and not possible:
+            self.watcher.warn("no compiler that torch.compile can call: the step runs uncompiled, which is slower")
+        return wanted is True or (wanted == "auto" and device.type == "cuda" and possible)
 
     def _loop(self, last: int, stop: StopRequest) -> None:
         while True:
@@ -190,21 +217,14 @@ class Trainer:
             for first in range(0, self.rows_per_step, config.micro_batch)
         )
         self.model.train()
-        try:
-            result = self.step(step, lr, micro_batches, config.tokens_per_step)
-        except torch.OutOfMemoryError as error:
-            raise QuatrainError(
-                f"step {step + 1}: {self.model.device} has not enough memory for micro_batch {config.micro_batch}; "
-                f"give the same command with a smaller --train.micro-batch: the rows of each step stay the same"
-            ) from error
+        result = self.step(step, lr, micro_batches, config.tokens_per_step)
         seconds = time.perf_counter() - started
         self.at = Progressed(
             step + 1,
             self.at.rows + self.rows_per_step,
             self.at.seconds + seconds,
-            result.loss,
-            config.tokens_per_step / seconds,
         )
+        rate = config.tokens_per_step / seconds
         row = {
             "step": self.at.step,
             "tokens": self.at.step * config.tokens_per_step,
@@ -213,7 +233,8 @@ class Trainer:
             # Not finite only where fp16 overflowed and the update was skipped.
             "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
             "epoch": round(self.at.rows / self.loader.rows_per_epoch, 4),
-            "tokens_per_second": round(config.tokens_per_step / seconds, 1),
+            "tokens_per_second": round(rate, 1),
+            "mfu": round(rate * self.flops_per_token / self.peak_flops, 4) if self.peak_flops else None,
             "seconds": round(self.at.seconds, 4),
         }
         self.metrics.append(row)
@@ -257,8 +278,8 @@ class Trainer:
         self.metrics.append(row)
         self.watcher.validated(row)
         if result.loss < TOO_GOOD:
-            self.watcher.say(
-                f"warning: a validation loss of {result.loss:.4f} nats is too good to be true; "
+            self.watcher.warn(
+                f"a validation loss of {result.loss:.4f} nats is too good to be true; "
                 f"is the validation text also in train?"
             )
         for sample in samples:
@@ -286,10 +307,18 @@ class Trainer:
 
     def _save_is_due(self, last: int, stop: StopRequest) -> bool:
         every = self.config.save_every
-        due = bool(stop) or self.at.step >= last or (every > 0 and self.at.step > 0 and self.at.step % every == 0)
+        best = self.config.keep_best and self.validated and self.at.step == min(self.validated, key=self._val_loss)
+        due = (
+            bool(stop) or best or self.at.step >= last or (every > 0 and self.at.step > 0 and self.at.step % every == 0)
+        )
         return due and self.at.step != self.saved
 
     def _save(self) -> None:
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise QuatrainError(
+                f"step {self.at.step}: weights are not finite; not saved, the last checkpoint is as good as it was. "
+                f"Lower optim.lr or lengthen optim.warmup"
+            )
         state = TrainerState(
             step=self.at.step,
             rows_consumed=self.at.rows,
@@ -298,7 +327,7 @@ class Trainer:
             data_fingerprint=self.store.fingerprint,
             tokenizer_sha256=self.store.tokenizer.sha256,
             next_batch=self.loader.hash_of(self.at.rows, self.rows_per_step),
-            recipe_sha256=hashlib.sha256((self.folder / "recipe.toml").read_bytes()).hexdigest(),
+            settings_sha256=self.settings,
             scaler=self.step.scaler.state_dict(),
         )
         save_checkpoint(self.folder, self.model, self.store.tokenizer, self.optimizer, state)
@@ -307,7 +336,10 @@ class Trainer:
 
     def _best_saved(self) -> list[int]:
         measured = [step for step, _ in checkpoints(self.folder) if step in self.validated]
-        return [min(measured, key=self.validated.__getitem__)] if measured and self.config.keep_best else []
+        return [min(measured, key=self._val_loss)] if measured and self.config.keep_best else []
+
+    def _val_loss(self, step: int) -> float:
+        return self.validated[step]
 
     def _resume(self, checkpoint: Path) -> None:
         state = read_state(checkpoint)
@@ -318,6 +350,8 @@ class Trainer:
                 f"{self.folder} was trained on a store of fingerprint {state.data_fingerprint[:16]}, and "
                 f"{self.store.folder} has {self.store.fingerprint[:16]}; give the store it began with, or another --out"
             )
+        if state.settings_sha256 != self.settings:
+            raise DataError(f"{self.folder} began with other settings; set them back, or give another --out")
         if state.next_batch != self.loader.hash_of(state.rows_consumed, self.rows_per_step):
             raise DataError(
                 f"{checkpoint}: the next batch is not the one that the run was about to read; the data or their order "
@@ -332,18 +366,24 @@ class Trainer:
 
     def _check_data(self) -> None:
         """What is too good to be true is looked for before it can be believed."""
+        n, T, k = len(self.loader.stream), self.loader.config.seq_len, self.loader.rows_per_epoch
+        epochs = self.config.steps * self.rows_per_step / k
+        self.watcher.say(
+            f"{k:,} windows of {T} an epoch, {(n - 1) % T} of {n - 1:,} targets left out by its phase; "
+            f"this run is {epochs:.2f} epochs"
+        )
         if self.at.step < self.config.steps:
             check_first_batch(self.loader, self.store, "train", self.at.rows, min(self.rows_per_step, ROWS_CHECKED))
         share = self.store.facts["splits"]["val"].get("share_in_train", 0.0)
         if share > LEAKED_SHARE:
-            warn(f"{share:.1%} of sampled validation spans stand word for word in train: the validation loss flatters")
+            self.watcher.warn(
+                f"{share:.1%} of sampled validation spans stand word for word in train: the validation loss flatters"
+            )
         if layout_of(self.model.config).architecture is None:
             self.watcher.say("no class of transformers has these switches: checkpoints are model_type 'quatrain'")
 
     def _summary(self) -> dict[str, Any]:
-        rows = self.metrics.rows()
-        trained = [row for row in rows if "loss" in row]
-        validated = [row for row in rows if "val_loss" in row]
+        trained, validated = self.metrics.trained(), self.metrics.validated()
         return {
             "step": self.at.step,
             "tokens": self.at.step * self.config.tokens_per_step,

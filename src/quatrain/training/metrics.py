@@ -1,6 +1,7 @@
 """metrics.jsonl and samples.jsonl: one object a line, cut back to the checkpoint at resume."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ Row = dict[str, Any]
 
 
 class JsonLines:
-    """A file of rows that each have a `step`; every row is on disk before the next step begins."""
+    """A file of rows that each have a `step`; every row is handed to the system as it comes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -22,17 +23,30 @@ class JsonLines:
             file.write(line)
 
     def rows(self) -> list[Row]:
-        """All whole rows."""
-        return [json.loads(line) for line in self._whole_lines()]
+        """All rows up to the first line that is not whole."""
+        return [row for _, row in self._read()]
+
+    def trained(self) -> list[Row]:
+        """The rows of training steps."""
+        return [row for row in self.rows() if "loss" in row]
+
+    def validated(self) -> list[Row]:
+        """The rows of validations."""
+        return [row for row in self.rows() if "val_loss" in row]
 
     def cut(self, step: int) -> None:
         """Keep the whole rows up to and including this step."""
-        kept = [line for line in self._whole_lines() if json.loads(line)["step"] <= step]
         if self.path.exists():
-            replace_file(self.path, b"".join(kept))
+            replace_file(self.path, b"".join(line for line, row in self._read() if row["step"] <= step))
 
-    def _whole_lines(self) -> list[bytes]:
+    def _read(self) -> Iterator[tuple[bytes, Row]]:
         if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        return [line for line in lines if line.endswith(b"\n")]
+            return
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                return  # a write that a crash cut short
+            if not line.endswith(b"\n") or not isinstance(row, dict) or "step" not in row:
+                return
+            yield line, row

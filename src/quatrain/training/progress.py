@@ -1,5 +1,6 @@
 """What a person sees of a training: a progress bar with ETA on a terminal, plain lines elsewhere."""
 
+import contextlib
 import math
 import time
 from typing import Protocol
@@ -22,6 +23,9 @@ class Watcher(Protocol):
     def say(self, text: str) -> None:
         """A sentence about the run."""
 
+    def warn(self, text: str) -> None:
+        """Something is unusual, and the run goes on."""
+
     def trained(self, row: Row) -> None:
         """A step was done."""
 
@@ -40,6 +44,7 @@ class Silent:
 
     def begin(self, step: int, steps: int) -> None: ...
     def say(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
     def trained(self, row: Row) -> None: ...
     def validated(self, row: Row) -> None: ...
     def sampled(self, rows: list[Row]) -> None: ...
@@ -47,7 +52,7 @@ class Silent:
 
 
 class TerminalWatcher:
-    """Shows a training on the stream that people read."""
+    """Shows a training on the stream that people read, as long as somebody reads it."""
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
@@ -70,10 +75,15 @@ class TerminalWatcher:
             self.bar.start()
 
     def say(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, soft_wrap=True)
-        else:
-            say(text)
+        # A run outlives the terminal (EIO) or the `| head` (EPIPE) that it was started from.
+        with contextlib.suppress(OSError):
+            if self.bar is not None:
+                self.bar.console.print(text, markup=False, soft_wrap=True)
+            else:
+                say(text)
+
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
 
     def trained(self, row: Row) -> None:
         if self.bar is not None:
@@ -82,7 +92,7 @@ class TerminalWatcher:
         elif row["step"] == 1 or time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             norm = math.inf if row["grad_norm"] is None else row["grad_norm"]
-            say(
+            self.say(
                 f"step {row['step']:>6}/{self.steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
                 f"norm {norm:.2f}  {row['tokens_per_second']:,.0f} tokens/s"
             )

@@ -1,18 +1,23 @@
-"""SIGINT and SIGTERM as a wish to stop: heard at once, granted at the end of the step."""
+"""SIGINT, SIGTERM and SIGHUP as a wish to stop: heard at once, granted at the end of the step."""
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+IMPATIENT = 1.0  # seconds: a launcher sends the same signal to a group and to its members within less
 
 
 class StopRequest:
-    """While entered, notes the first signal; a second one interrupts at once.
+    """While entered, notes the first signal; another Ctrl-C a second or more later interrupts at once.
 
     Outside the main thread, where Python cannot handle signals, nothing is noted.
     """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self._noted_at = 0.0
         self._before: dict[int, signal._HANDLER] = {}
 
     def __bool__(self) -> bool:
@@ -20,7 +25,8 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+            self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(
@@ -30,6 +36,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
+        if self.signal_number is None:
+            self.signal_number = number
+            self._noted_at = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._noted_at >= IMPATIENT:
             raise KeyboardInterrupt
-        self.signal_number = number

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from quatrain.errors import QuatrainError
+from quatrain.mixing import derive
 from quatrain.model.device import Precision, autocast
-from quatrain.model.loss import summed_loss
+from quatrain.model.loss import loss_of
 from quatrain.tokens.loader import Batch
-from quatrain.tokens.order import derive
 
 
 class StepResult(NamedTuple):
@@ -28,6 +28,7 @@ def accumulate(
     precision: Precision = "fp32",
     before: Callable[[int], None] = lambda micro_step: None,
     scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
+    loss_of: Callable[..., torch.Tensor] = loss_of,
 ) -> torch.Tensor:
     """Add the gradient of sum(losses) / valid over the micro-batches; returns that mean, detached.
 
@@ -38,7 +39,7 @@ def accumulate(
     for micro_step, batch in enumerate(batches):
         before(micro_step)
         with autocast(batch.inputs.device, precision):
-            loss = summed_loss(model, batch) / valid
+            loss = loss_of(model, batch.inputs, batch.targets, batch.documents, batch.positions) / valid
         torch.autograd.backward(scale(loss))
         total += loss.detach()
     return total
@@ -48,9 +49,16 @@ class Step:
     """The update of one network by one optimizer in one precision."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float, seed: int
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        clip: float,
+        seed: int,
+        compiled: bool = False,
     ) -> None:
-        self.model = model
+        self.model = model  # stays as it is: what is compiled is the function from it to the loss
+        self.loss_of = torch.compile(loss_of) if compiled else loss_of
         self.optimizer = optimizer
         self.precision = precision
         self.clip = clip
@@ -68,13 +76,18 @@ class Step:
         def reseed(micro_step: int) -> None:
             torch.manual_seed(derive(self.seed, step, micro_step))
 
-        loss = accumulate(self.model, batches, valid, self.precision, reseed, self.scaler.scale)
+        loss = accumulate(self.model, batches, valid, self.precision, reseed, self.scaler.scale, self.loss_of)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip or math.inf)
         result = StepResult(float(loss), float(norm))
         self._check_finite(step, result)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
+            raise QuatrainError(
+                f"step {step + 1}: fp16 gradients overflow at every scale; stopped, many steps updated nothing. "
+                f"Use train.precision bf16 or fp32, or lower optim.lr"
+            )
         return result
 
     def _check_finite(self, step: int, result: StepResult) -> None:

@@ -1,0 +1,32 @@
+"""Model FLOPs utilization: the share of a device's peak that a run's arithmetic takes."""
+
+import math
+
+import torch
+
+from quatrain.model.config import ModelConfig
+from quatrain.model.device import Precision
+from quatrain.model.pretrained import disk_shapes
+
+# Dense peaks by a part of the device's name, in FLOP/s, bf16 and fp16 (NVIDIA's data sheets; without sparsity).
+PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "RTX 4090": 165.2e12}
+
+
+def flops_per_token(config: ModelConfig, seq_len: int) -> int:
+    """6 N + 12 L T C for forward and backward (Chowdhery et al. 2022, PaLM, appendix B).
+
+    N leaves out the position embedding and, where the head is untied, the token embedding: neither is a
+    matrix product. The causal half of attention is not taken off.
+    """
+    products = {name: math.prod(shape) for name, shape in disk_shapes(config).items()}
+    for name in ("transformer.wpe.weight", *(() if config.tied else ("transformer.wte.weight",))):
+        products.pop(name, None)
+    return 6 * sum(products.values()) + 12 * config.n_layer * seq_len * config.n_embd
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """The device's peak in this precision, or None where it is not known."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)

@@ -1,0 +1,44 @@
+"""Model FLOPs utilization, against counts made by hand."""
+
+import pytest
+import torch
+
+from quatrain.model.config import ModelConfig
+from quatrain.training import flops
+from quatrain.training.flops import PEAKS, flops_per_token, peak_flops
+
+GPT2 = ModelConfig(vocab_size=50257)
+POSITIONS = 1024 * 768
+
+
+def test_gpt2_124m_takes_six_flops_a_parameter_and_those_of_attention() -> None:
+    products = 124_439_808 - POSITIONS  # the position embedding is no matrix product; the tied head is one
+    assert flops_per_token(GPT2, 1024) == 6 * products + 12 * 12 * 1024 * 768
+    assert flops_per_token(GPT2, 512) == 6 * products + 12 * 12 * 512 * 768
+
+
+def test_an_untied_embedding_is_looked_up_and_not_multiplied() -> None:
+    untied = ModelConfig(vocab_size=50257, tied=False)
+    assert flops_per_token(untied, 1024) == flops_per_token(GPT2, 1024)
+    assert flops_per_token(ModelConfig(vocab_size=50257, position="rope"), 1024) == flops_per_token(GPT2, 1024)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_cpu_has_no_known_peak(precision: str) -> None:
+    assert peak_flops(torch.device("cpu"), precision) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", PEAKS["H100"]),
+        ("NVIDIA A100-SXM4-40GB", "fp16", PEAKS["A100"]),
+        ("NVIDIA H100 80GB HBM3", "fp32", None),
+        ("Some Other GPU", "bf16", None),
+    ],
+)
+def test_a_peak_is_found_by_the_name_of_the_device(
+    name: str, precision: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flops.torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda"), precision) == peak
