@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from pathlib import Path
 
 # One thread each: tiny models gain nothing from more, and the workers of pytest-xdist would fight for the cores.
@@ -17,6 +18,10 @@ from quatrain.tokens.writer import prepare
 settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("soak", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# A shell ignores signals for what it starts in the background, and children inherit that.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    signal.signal(_number, _handler)
 
 SHARED = Path(os.environ.get("QUATRAIN_SHARED", Path(__file__).parents[1] / ".." / "shared" / "data")).resolve()
 

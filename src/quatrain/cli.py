@@ -25,6 +25,10 @@ from quatrain.commands.train import settings_help, train
 from quatrain.errors import QuatrainError, UsageError, did_you_mean
 
 TAKE_SETTINGS = (["train"], ["inspect"])  # commands with `--section.key value`
+# Of libgomp, which reads it when torch is imported: a thread that waits sleeps soon. Alone on the machine this costs
+# nothing; beside another busy process the default makes a training five times slower (notes/LOG.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 DOTTED = re.compile(r"--[A-Za-z][\w-]*\.[\w.-]+(=.*)?", re.DOTALL)
 
 

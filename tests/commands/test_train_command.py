@@ -333,12 +333,15 @@ def test_a_signal_while_training_saves_the_work_at_the_end_of_the_step(train, wh
 def test_ctrl_c_ends_a_process_with_130_and_the_same_command_goes_on(train):
     words = [*train, "--train.steps=1000000", "--train.eval-every=0", "--train.save-every=0"]
     command = [sys.executable, "-m", "quatrain", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not Path("run/metrics.jsonl").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not Path("run/metrics.jsonl").exists():
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
     (saved,) = Path("run/checkpoints").iterdir()

@@ -66,9 +66,11 @@ def chosen_by_numpy(
     probabilities = np.exp(scaled) / np.exp(scaled).sum()
     kept: list[int] = []
     held, nearest = 0.0, 1.0
-    for token in sorted(range(len(logits)), key=lambda token: (-probabilities[token], token)):
-        nearest = min(nearest, abs(held - top_p)) if kept and top_p < 1 else nearest
-        if kept and (held >= top_p or len(kept) == top_k):
+    likeliest = sorted(range(len(logits)), key=lambda token: (-probabilities[token], token))[:top_k]
+    enough = top_p * sum(probabilities[token] for token in likeliest)  # a share of what top_k leaves
+    for token in likeliest:
+        nearest = min(nearest, abs(held - enough)) if kept else nearest
+        if kept and held >= enough:
             break
         kept.append(token)
         held += probabilities[token]

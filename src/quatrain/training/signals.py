@@ -6,6 +6,7 @@ import time
 from types import FrameType, TracebackType
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+NOHUP = getattr(signal, "SIGHUP", None)  # where the caller ignores it, it stays ignored
 IMPATIENT = 1.0  # seconds: a launcher sends the same signal to a group and to its members within less
 
 
@@ -25,7 +26,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+            heard = [number for number in SIGNALS if number != NOHUP or signal.getsignal(number) != signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
