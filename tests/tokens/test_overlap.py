@@ -18,13 +18,18 @@ def spans_of(documents: list[list[int]]) -> list[tuple[int, ...]]:
     return [tuple(ids[i : i + SPAN]) for ids in documents for i in range(len(ids) - SPAN + 1)]
 
 
+def spans_in(ids: np.ndarray, bits: int) -> np.ndarray:
+    """The sampled spans of one document."""
+    return sampled_spans(ids, np.array([0, len(ids)]), bits)
+
+
 def share_by_hand(train: list[list[int]], val: list[list[int]]) -> float:
     known, wanted = set(spans_of(train)), spans_of(val)
     return sum(span in known for span in wanted) / len(wanted) if wanted and known else 0.0
 
 
 def share(train: list[list[int]], val: list[list[int]], bits: int = 0) -> float:
-    sampled = [[sampled_spans(np.array(ids, dtype=np.uint32), bits) for ids in documents] for documents in (train, val)]
+    sampled = [[spans_in(np.array(ids, dtype=np.uint32), bits) for ids in documents] for documents in (train, val)]
     return share_in_train(*sampled)
 
 
@@ -49,7 +54,7 @@ def test_the_share_knows_all_none_half_and_nothing_to_compare():
 
 @pytest.mark.parametrize(("length", "count"), [(0, 0), (SPAN - 1, 0), (SPAN, 1), (SPAN + 4, 5)])
 def test_spans_lie_whole_inside_a_document(length, count):
-    assert len(sampled_spans(np.arange(length, dtype=np.uint32), 0)) == count
+    assert len(spans_in(np.arange(length, dtype=np.uint32), 0)) == count
 
 
 @given(
@@ -61,7 +66,7 @@ def test_spans_lie_whole_inside_a_document(length, count):
 def test_a_span_is_sampled_wherever_it_stands(start, before, after, bits):
     ids = np.random.default_rng(3).integers(0, 60_000, 600, dtype=np.uint32)[start : start + 200]
     inside = np.concatenate([np.array(before, np.uint32), ids, np.array(after, np.uint32)])
-    assert set(sampled_spans(ids, bits).tolist()) <= set(sampled_spans(inside, bits).tolist())
+    assert set(spans_in(ids, bits).tolist()) <= set(spans_in(inside, bits).tolist())
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
@@ -69,7 +74,7 @@ def test_a_span_is_sampled_wherever_it_stands(start, before, after, bits):
 def test_thinning_keeps_its_share_of_spans_and_the_share_in_train(bits, vocab):
     draw = np.random.default_rng(bits)
     common, more = draw.integers(0, vocab, (2, 100_000)).tolist()
-    kept = len(sampled_spans(np.array(common, dtype=np.uint32), bits))
+    kept = len(spans_in(np.array(common, dtype=np.uint32), bits))
     assert kept == pytest.approx(100_000 / 2**bits, rel=0.3)
     assert share([common], [common, more], bits) == pytest.approx(0.5, abs=0.1)
 
@@ -89,7 +94,7 @@ def test_different_spans_have_different_hashes():
     sparse[draw.integers(0, 5_000, 300)] = draw.integers(1, 4, 300)
     for ids in (random, counting, sparse):
         distinct = len(set(spans_of([ids.tolist()])))
-        assert len(np.unique(sampled_spans(ids, 0))) == distinct
+        assert len(np.unique(spans_in(ids, 0))) == distinct
 
 
 def test_a_store_tells_the_share_of_its_own_documents(tmp_path):
@@ -102,3 +107,12 @@ def test_a_store_tells_the_share_of_its_own_documents(tmp_path):
     assert 0 < expected < 1
     found = TokenStore(tmp_path / "store").facts["splits"]["val"]["share_in_train"]
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+@given(st.lists(st.integers(0, 90), max_size=9), st.integers(0, 3))
+def test_spans_of_many_documents_are_those_of_each_alone(lengths, bits):
+    documents = [np.random.default_rng(n).integers(0, 9, length, dtype=np.uint32) for n, length in enumerate(lengths)]
+    together = np.concatenate([np.empty(0, np.uint32), *documents])
+    offsets = np.cumsum([0, *lengths])
+    alone = np.concatenate([np.empty(0, np.uint64), *(spans_in(document, bits) for document in documents)])
+    assert sampled_spans(together, offsets, bits).tolist() == alone.tolist()

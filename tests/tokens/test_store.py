@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from quatrain import TokenStore, prepare
 from quatrain.errors import DataError
 from quatrain.text.tokenizers import ByteTokenizer, load_tokenizer
-from quatrain.tokens import shards
+from quatrain.tokens import pieces, shards
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.store import AGAIN, TokenStream, fingerprint
 
@@ -263,14 +263,15 @@ def test_case_51_ids_above_65535_are_stored_as_uint32(vocabulary_of_70k, tmp_pat
 
 
 def test_case_51_the_check_sees_ids_that_wrap(vocabulary_of_70k, tmp_path, monkeypatch):
-    start = shards.SplitWriter.__init__
+    start = pieces.Encoder.__init__
 
-    def narrow(writer: shards.SplitWriter, *args: object) -> None:
-        start(writer, *args)
-        writer.dtype, writer.eot = np.dtype("<u2"), writer.eot.astype("<u2")
+    def narrow(encoder: pieces.Encoder, *args: object) -> None:
+        start(encoder, *args)
+        encoder.dtype = np.dtype("<u2")
 
-    monkeypatch.setattr(shards.SplitWriter, "__init__", narrow)
-    assert stored_by(vocabulary_of_70k, tmp_path / "store")[0] == [4465, 4463, 70, 4463, 4465]
+    monkeypatch.setattr(pieces.Encoder, "__init__", narrow)
+    with pytest.raises(OverflowError):
+        stored_by(vocabulary_of_70k, tmp_path / "store")
 
 
 @pytest.mark.parametrize(("vocab_size", "kind"), [(257, "<u2"), (65_536, "<u2"), (65_537, "<u4")])
@@ -278,8 +279,11 @@ def test_the_dtype_follows_the_largest_id_that_can_come(tmp_path, monkeypatch, v
     tokenizer = ByteTokenizer()
     monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
     monkeypatch.setattr(tokenizer, "eot", vocab_size - 1)
-    writer = shards.SplitWriter(tmp_path, "x_train", tokenizer, 10)
-    writer.add(shards.Encoded(np.array([1, vocab_size - 2], dtype=np.uint32), 2, 0, 0, np.empty(0, np.uint64)))
+    monkeypatch.setattr(tokenizer, "encode", lambda text: np.array([1, vocab_size - 2], dtype=np.uint32))
+    encoder = pieces.Encoder(tokenizer, 0)
+    writer = shards.SplitWriter(tmp_path, "x_train", encoder.dtype, tokenizer.eot, 10)
+    for piece in encoder((0, [pieces.Admitted(b"ab", "train", "here")])):
+        writer.add(piece)
     shard = writer.close()["shards"][0]
     ids = np.fromfile(tmp_path / shard["file"], dtype=kind)
     assert ids.tolist() == [vocab_size - 1, 1, vocab_size - 2, vocab_size - 1]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from quatrain import TokenStore, prepare, sample_batch
 from quatrain.errors import ConfigError, DataError, QuatrainError, UsageError
 from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer
-from quatrain.tokens import shards, writer
+from quatrain.tokens import pieces, shards, writer
 from quatrain.tokens.config import PrepareConfig
 
 BYTES = PrepareConfig(tokenizer="bytes", val_docs=(0,))
@@ -140,14 +140,15 @@ def test_case_53_eot_stands_once_a_document_and_once_at_the_end(tmp_path, tokeni
     assert eots_minus_documents(tmp_path, tokenizer) == {"train": 1, "val": 1}
 
 
-def test_case_53_the_count_sees_a_text_that_forges_eot(tmp_path, monkeypatch):
+def test_case_53_a_text_that_forges_eot_ends_the_job(tmp_path, monkeypatch):
     encode = ByteTokenizer.encode
     monkeypatch.setattr(
         ByteTokenizer,
         "encode",
         lambda self, text: np.array([EOT], np.uint32) if text == EOT_TEXT else encode(self, text),
     )
-    assert eots_minus_documents(tmp_path, "bytes") == {"train": 2, "val": 1}
+    with pytest.raises(QuatrainError, match=r"gave an id that no text may have, in a batch from .*a\.jsonl:1 on"):
+        eots_minus_documents(tmp_path, "bytes")
 
 
 def eots_minus_documents(folder: Path, tokenizer: str) -> dict[str, int]:
@@ -190,7 +191,7 @@ def test_case_08_a_split_shorter_than_a_window_is_an_error_with_both_numbers(tmp
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2", "char"])
 def test_the_bytes_of_a_store_do_not_depend_on_workers_time_or_place(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(writer, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 100)
     texts = [f"document {number} " * (number % 9) for number in range(150)]
     stores = []
     for workers in (1, 3, 1):
@@ -204,7 +205,7 @@ def test_the_bytes_of_a_store_do_not_depend_on_workers_time_or_place(tmp_path, m
 
 
 def test_batches_are_written_in_order_though_a_later_one_is_done_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 1)
     encode, second_is_done = ByteTokenizer.encode, threading.Event()
 
     def slow_first(self: ByteTokenizer, text: str) -> object:
@@ -541,12 +542,12 @@ from quatrain.tokens.config import PrepareConfig
 {before}
 print(prepare([sys.argv[1]], sys.argv[2], PrepareConfig(tokenizer="bytes", val_docs=(0,), shard_size=4, workers=2)))
 """
-KILLED_AT_THE_THIRD_DOCUMENT = """
+KILLED_AT_THE_SECOND_PIECE = """
 import os
 add = shards.SplitWriter.add
-def dying(self, document):
+def dying(self, piece):
     dying.calls += 1
-    os._exit(9) if dying.calls == 3 else add(self, document)
+    os._exit(9) if dying.calls == 2 else add(self, piece)
 dying.calls = 0
 shards.SplitWriter.add = dying
 """
@@ -578,7 +579,7 @@ def test_case_54_58_a_script_without_main_guard_under_the_c_locale_writes_the_sa
 
 
 def test_the_same_command_after_a_kill_gives_the_store_of_an_undisturbed_run(three, tmp_path):
-    assert run_script(tmp_path, three, KILLED_AT_THE_THIRD_DOCUMENT).returncode == 9
+    assert run_script(tmp_path, three, KILLED_AT_THE_SECOND_PIECE).returncode == 9
     assert (tmp_path / "store" / "prepare.json").exists()
     with pytest.raises(DataError, match="an unfinished preparation; give its prepare command again"):
         TokenStore(tmp_path / "store")
@@ -680,3 +681,21 @@ def test_two_preparations_of_one_folder_do_not_spoil_each_other(tmp_path, monkey
     assert list(TokenStore(tmp_path / "s").damaged()) == []
     names = {"a_train_000000.bin", "a_val_000000.bin", "a_train.idx", "a_val.idx", "tokenizer.json", "store.json"}
     assert set(files(tmp_path / "s")) == names
+
+
+@pytest.mark.parametrize(("every", "seen"), [(1, True), (200, False)])
+def test_a_fast_way_that_differs_stops_the_run_with_the_document_named(three, tmp_path, monkeypatch, every, seen):
+    honest = ByteTokenizer.encode_batch
+
+    def wrong(self, texts):
+        ids, offsets = honest(self, texts)
+        return ids ^ np.isin(ids, [ord("w")]).astype(np.uint32), offsets
+
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", wrong)
+    monkeypatch.setattr(pieces, "CHECKED_EVERY", every)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 1)  # "two" is in the second batch
+    if not seen:
+        prepare([three], tmp_path / "store", BYTES)
+        return
+    with pytest.raises(QuatrainError, match=r":2: two tokenizers give different ids"):
+        prepare([three], tmp_path / "store", BYTES)

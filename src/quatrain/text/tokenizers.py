@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.errors import DataError, UsageError, did_you_mean
-
-Ids = npt.NDArray[np.uint32]
+from quatrain.text.fast import FastBPE, Ids, Offsets
 
 EOT_TEXT = "<|endoftext|>"
 NAMES = ("char", "bytes", "gpt2")
@@ -54,6 +53,15 @@ class Tokenizer(ABC):
         except UnicodeEncodeError as error:
             code = f"U+{ord(text[error.start]):04X}"
             raise DataError(f"lone surrogate {code} at position {error.start}; expected text that is UTF-8") from error
+
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        """Ids of documents in UTF-8, end to end, and the len(texts) + 1 offsets between them.
+
+        The ids of `encode`, by a faster way where there is one. Raises `DataError` as that does.
+        """
+        parts = [self.encode(text.decode()) for text in texts]
+        offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+        return np.concatenate([np.empty(0, dtype=np.uint32), *parts]), offsets
 
     @abstractmethod
     def _encode(self, text: str) -> Ids: ...
@@ -188,6 +196,13 @@ class GPT2Tokenizer(_TableTokenizer):
             special_tokens={EOT_TEXT: self.eot},
             explicit_n_vocab=self.vocab_size,
         )
+
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        return self._fast.encode(texts) if self._fast else super().encode_batch(texts)
+
+    @functools.cached_property
+    def _fast(self) -> FastBPE | None:
+        return FastBPE.load(self.json, self.encode)
 
     def _encode(self, text: str) -> Ids:
         text.encode()  # tiktoken would replace a lone surrogate without a word

@@ -7,7 +7,7 @@ stands; the sample is thinned so that a corpus of any size keeps about a million
 import numpy as np
 import numpy.typing as npt
 
-from quatrain.text.tokenizers import Ids
+from quatrain.text.fast import Ids, Offsets
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -21,14 +21,15 @@ def thinning(corpus_bytes: int) -> int:
     return max(0, (corpus_bytes // (BYTES_PER_TOKEN * KEPT)).bit_length())
 
 
-def sampled_spans(ids: Ids, bits: int) -> Hashes:
-    """Hashes of the sampled spans that lie whole inside one document, shape (spans,)."""
+def sampled_spans(ids: Ids, offsets: Offsets, bits: int) -> Hashes:
+    """Hashes of the sampled spans that lie whole inside one of the documents that offsets bound, shape (spans,)."""
     count = len(ids) - SPAN + 1
     if count <= 0:
         return np.empty(0, dtype=np.uint64)
     first = (ids[:count] * np.uint32(0x9E3779B1)) ^ (ids[1 : count + 1] * np.uint32(0x85EBCA77))
     first ^= first >> np.uint32(15)
     starts = np.flatnonzero((first & np.uint32((1 << bits) - 1)) == 0)
+    starts = starts[starts + SPAN <= offsets[np.searchsorted(offsets, starts, side="right")]]
     hashed = np.zeros(len(starts), dtype=np.uint64)
     for offset in range(SPAN):  # FNV-1a over the ids (Fowler, Noll, Vo), wrapping as it should
         hashed = (hashed ^ ids[starts + offset]) * np.uint64(0x100000001B3)

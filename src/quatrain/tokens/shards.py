@@ -4,35 +4,24 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from quatrain.files import sync_folder, writing
-from quatrain.text.tokenizers import Ids, Tokenizer
 from quatrain.tokens.overlap import Hashes
-
-
-class Encoded(NamedTuple):
-    """One document as ids (without eot), and what the store says about it."""
-
-    ids: Ids
-    text_bytes: int
-    hashed: int
-    surrogates: int
-    spans: Hashes
+from quatrain.tokens.pieces import Piece
 
 
 class SplitWriter:
     """Appends documents to the shards and the index of one split."""
 
-    def __init__(self, folder: Path, stem: str, tokenizer: Tokenizer, shard_size: int) -> None:
+    def __init__(self, folder: Path, stem: str, dtype: np.dtype[Any], eot: int, shard_size: int) -> None:
         self.folder = folder
         self.stem = stem
         self.shard_size = shard_size
-        # By the largest id that the tokenizer can give, not by those seen: every shard of a corpus is alike.
-        self.dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-        self.eot = np.array([tokenizer.eot], dtype=self.dtype)
+        self.dtype = dtype
+        self.eot = eot
         self.files = contextlib.ExitStack()  # closes what an error leaves open
         self.index = self.files.enter_context(HashedFile(folder / f"{stem}.idx"))
         self.shard: HashedFile | None = None
@@ -47,19 +36,18 @@ class SplitWriter:
     def __exit__(self, *failure: object) -> None:
         self.files.close()
 
-    def add(self, document: Encoded) -> None:
-        """Append eot and the ids of one document."""
-        self.index.write(np.array([self.tokens], dtype="<u8").tobytes())
-        self._append(self.eot)
-        self._append(document.ids.astype(self.dtype))
-        self.documents += 1
-        self.text_bytes += document.text_bytes
-        if len(document.spans):
-            self.spans.append(document.spans)
+    def add(self, piece: Piece) -> None:
+        """Append consecutive documents."""
+        self.index.write((self.tokens + piece.starts).astype("<u8").tobytes())
+        self._append(piece.ids)
+        self.documents += len(piece.starts)
+        self.text_bytes += piece.text_bytes
+        if len(piece.spans):
+            self.spans.append(piece.spans)
 
     def close(self) -> dict[str, Any]:
         """Append the closing eot, finish the files, and return what store.json says of the split."""
-        self._append(self.eot)
+        self._append(np.array([self.eot], dtype=self.dtype))
         self._finish_shard()
         self.index.finish()
         return {

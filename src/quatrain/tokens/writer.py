@@ -18,6 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from quatrain.errors import DataError
 from quatrain.files import replace_file
 from quatrain.text.sources import Document, Source, content_hash, find_sources, read_documents
@@ -25,12 +27,14 @@ from quatrain.text.split import Rule, by_fraction, by_hashes, text_hash
 from quatrain.text.tokenizers import Tokenizer, named_tokenizer, whole_characters
 from quatrain.tokens.claim import PROGRESS, Claim
 from quatrain.tokens.config import PrepareConfig
-from quatrain.tokens.overlap import sampled_spans, share_in_train, thinning
-from quatrain.tokens.shards import Encoded, SplitWriter
+from quatrain.tokens.overlap import share_in_train, thinning
+from quatrain.tokens.pieces import Admitted, Encoder
+from quatrain.tokens.shards import SplitWriter
 from quatrain.tokens.store import SPLITS, VERSION, SplitName, TokenStore, fingerprint
 
-BATCH_CHARACTERS = 1 << 18  # text handed to a thread at once
+BATCH_BYTES = 1 << 20  # text handed to a thread at once
 BATCHES_AHEAD = 4  # batches waiting for each thread: bounds the memory
+SECONDS_BETWEEN_LINES = 5.0
 
 Report = Callable[[str], None]
 Assigned = tuple[Document, SplitName | None]  # None: the rule decides by the text
@@ -88,6 +92,7 @@ class _Job:
     report: Report
     counts: Counts = field(default_factory=Counts)
     claim: Claim = field(init=False)
+    last_said: float = field(default_factory=time.monotonic)
 
     @classmethod
     def plan(cls, words: list[str], out: Path, config: PrepareConfig, report: Report) -> "_Job":
@@ -142,7 +147,7 @@ class _Job:
             "tokenizer": tokenizer,
             "splits": splits,
             "eot_style": "before",
-            "sources": [self._describe(source) for source in [*self.sources, *self.val_sources]],
+            "sources": [self._describe(source) for source in self._all_sources()],
             "split": rule,
             "counts": {
                 "empty": self.counts.empty,
@@ -232,40 +237,46 @@ class _Job:
         """One pass: tokenize all documents and write both splits; returns what store.json says of them."""
         self.claim.remove_shards()  # of an interrupted try, or of a first pass that held nothing out
         self.counts = Counts()
+        encoder = Encoder(self.tokenizer, thinning(sum(source.path.stat().st_size for source in self._all_sources())))
         with contextlib.ExitStack() as files:
-            writers = {split: files.enter_context(self._writer(split)) for split in SPLITS}
-            self._fill(writers, documents, rule)
+            writers = {split: files.enter_context(self._writer(split, encoder.dtype)) for split in SPLITS}
+            batches = enumerate(_batches(self._admit(documents, rule)))
+            for piece in chain.from_iterable(_in_order(encoder, batches, self.config.workers)):
+                writers[piece.split].add(piece)
+                self._say_how_far(writers)
             overlap = share_in_train(writers["train"].spans, writers["val"].spans)
             splits: dict[str, Any] = {split: writer.close() for split, writer in writers.items()}
         self._check_documents(splits, may_lack_val)
         return splits | {"val": splits["val"] | {"share_in_train": round(overlap, 6)}}
 
-    def _writer(self, split: SplitName) -> SplitWriter:
-        return SplitWriter(self.out, f"{self.name}_{split}", self.tokenizer, self.config.shard_size)
-
-    def _fill(self, writers: dict[SplitName, SplitWriter], documents: Iterable[Assigned], rule: Rule) -> None:
+    def _admit(self, documents: Iterable[Assigned], rule: Rule) -> Iterator[Admitted]:
+        """The documents that go into the store, in order, each with its split; the others are counted."""
         held_out: set[int] = set()
-        bits = thinning(sum(source.path.stat().st_size for source in [*self.sources, *self.val_sources]))
-
-        def encode(batch: list[Assigned]) -> list[tuple[Encoded | None, SplitName | None]]:
-            return [(_encode(document, self.tokenizer, self.config.seed, bits), split) for document, split in batch]
-
-        last_said = time.monotonic()
-        for encoded, split in chain.from_iterable(_in_order(encode, _batches(documents), self.config.workers)):
-            if encoded is None:
+        for document, split in documents:
+            text, utf8, surrogates = whole_characters(document.text)
+            if not text:
                 self.counts.empty += 1
                 continue
+            hashed = text_hash(self.config.seed, utf8)
             if split == "val":
-                held_out.add(encoded.hashed)
-            elif split == "train" and encoded.hashed in held_out:
+                held_out.add(hashed)
+            elif split == "train" and hashed in held_out:
                 self.counts.duplicates += 1
                 continue
-            self.counts.surrogates += encoded.surrogates
-            writers[split or ("val" if rule(encoded.hashed) else "train")].add(encoded)
-            if time.monotonic() - last_said > 5:
-                last_said = time.monotonic()
-                documents_so_far = sum(writer.documents for writer in writers.values())
-                self.report(f"{documents_so_far:,} documents, {sum(w.tokens for w in writers.values()):,} ids")
+            self.counts.surrogates += surrogates
+            yield Admitted(utf8, split or ("val" if rule(hashed) else "train"), document.place)
+
+    def _writer(self, split: SplitName, dtype: np.dtype[Any]) -> SplitWriter:
+        return SplitWriter(self.out, f"{self.name}_{split}", dtype, self.tokenizer.eot, self.config.shard_size)
+
+    def _all_sources(self) -> list[Source]:
+        return [*self.sources, *self.val_sources]
+
+    def _say_how_far(self, writers: dict[SplitName, SplitWriter]) -> None:
+        if time.monotonic() - self.last_said > SECONDS_BETWEEN_LINES:
+            self.last_said = time.monotonic()
+            documents, tokens = (sum(getattr(w, what) for w in writers.values()) for what in ("documents", "tokens"))
+            self.report(f"{documents:,} documents, {tokens:,} ids")
 
     def _check_documents(self, splits: dict[str, Any], may_lack_val: bool) -> None:
         train, val = (splits[split]["documents"] for split in SPLITS)
@@ -291,24 +302,13 @@ class _Smallest:
         return self.rule(hashed)
 
 
-def _encode(document: Document, tokenizer: Tokenizer, seed: int, bits: int) -> Encoded | None:
-    text, utf8, surrogates = whole_characters(document.text)
-    if not text:
-        return None
-    try:
-        ids = tokenizer.encode(text)
-    except DataError as error:
-        raise DataError(f"{document.place}: {error}") from error
-    return Encoded(ids, len(utf8), text_hash(seed, utf8), surrogates, sampled_spans(ids, bits))
-
-
-def _batches(documents: Iterable[Assigned]) -> Iterator[list[Assigned]]:
-    batch: list[Assigned] = []
+def _batches(documents: Iterable[Admitted]) -> Iterator[list[Admitted]]:
+    batch: list[Admitted] = []
     size = 0
-    for item in documents:
-        batch.append(item)
-        size += len(item[0].text)
-        if size >= BATCH_CHARACTERS:
+    for document in documents:
+        batch.append(document)
+        size += len(document.utf8)
+        if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:

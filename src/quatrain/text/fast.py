@@ -1,0 +1,78 @@
+"""Byte-level BPE by gigatoken, an order of magnitude faster than tiktoken, used only where it proves itself equal.
+
+It is loaded without special tokens: by default it would turn a literal `<|endoftext|>` into the id.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quatrain.errors import QuatrainError
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+
+# What has set tokenizers apart: markers, contractions, scripts, combining marks, all kinds of white space,
+# runs of one letter, controls, characters beyond the basic plane, and what only looks like a word.
+HARD_STRINGS = (
+    "",
+    " ",
+    "<|endoftext|>",
+    "a<|endoftext|>b <|endoftext|>",
+    "I'm you're we've he'll they'd it's 'S 'LL 'tis",
+    "\n\n\n  \t \r\n x  \n",
+    "  leading and trailing  ",
+    "\u00a0\u2003\u3000\u2028\u2029\u200b\ufeff\x85\x1c\x1d\x1e\x1f",
+    "0123456789 \u00b2\u00bd \u0661\u0662 \u2167 1e-3 3.14",
+    "e\u0301 \u00e9 \u1e9b\u0323 o\u0308\u0304 \u0e33\u0e49",
+    "\u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u4f60\u597d \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U00010348 \U000e0001",
+    "\x00\x01\x7f\x80\ufffd\ufffe\uffff",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "-" * 200 + "=" * 99 + " " * 130 + "\n" * 70,
+    "naïve café Straße ǅ ﬁ İstanbul ſ K",
+    "{'a': [1, 2], \"b\": None}  # TODO(x): y->z; https://a.b/c?d=e&f#g",
+)
+
+
+class FastBPE:
+    """Ids of many documents at once."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    @classmethod
+    def load(cls, tokenizer_json: bytes, reference: Callable[[str], Ids]) -> "FastBPE | None":
+        """The engine for a tokenizer.json of byte-level BPE, or None where gigatoken has no wheel.
+
+        Raises `QuatrainError` if it does not give the reference's ids on every one of `HARD_STRINGS`.
+        """
+        try:
+            import gigatoken
+        except ImportError:
+            return None
+        content = json.loads(tokenizer_json)
+        special = {token["content"] for token in content["added_tokens"]}
+        vocab = {word: token for word, token in content["model"]["vocab"].items() if word not in special}
+        content["model"]["vocab"], content["added_tokens"] = vocab, []
+        engine = cls(gigatoken.Tokenizer.from_json(json.dumps(content)))
+        ids, offsets = engine.encode([text.encode() for text in HARD_STRINGS])
+        for number, text in enumerate(HARD_STRINGS):
+            if not np.array_equal(ids[offsets[number] : offsets[number + 1]], reference(text)):
+                raise QuatrainError(
+                    f"gigatoken and tiktoken differ on {text!r}; pip uninstall gigatoken, and report it"
+                )
+        return engine
+
+    def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        """Ids of documents in UTF-8, end to end, and the len(texts) + 1 offsets between them; releases the GIL."""
+        if not texts:
+            return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
+        layout = self._backend.encode_batch(list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data, dtype=np.int64)
+        ids = cast(Ids, np.asarray(layout.content.data))
+        return ids[offsets[0] : offsets[-1]], offsets - offsets[0]
