@@ -22,7 +22,8 @@ from quatrain.files import writing
 from quatrain.model.config import Mlp, ModelConfig
 from quatrain.model.gpt import GPT, INIT_STD, LAYERNORM_EPS, VOCABULARY_TABLES
 from quatrain.settings import coerce
-from quatrain.text.tokenizers import EOT_TEXT, Tokenizer, load_tokenizer
+from quatrain.text.tokenizer_json import EOT_TEXT
+from quatrain.text.tokenizers import Tokenizer, load_tokenizer
 
 Weights = dict[str, Tensor]
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from quatrain.errors import DataError, UsageError, did_you_mean
 from quatrain.text.fast import FastBPE, Ids, Offsets
+from quatrain.text.tokenizer_json import EOT_TEXT, bpe_json, byte_letters, byte_level_json
 
-EOT_TEXT = "<|endoftext|>"
 NAMES = ("char", "bytes", "gpt2")
 VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # The pattern that cuts text into pieces before merging: Radford et al. 2019, released code (encoder.py).
@@ -135,7 +135,7 @@ class CharTokenizer(_TableTokenizer):
         self.vocab_size = self.eot + 1
         self.token_bytes = [character.encode() for character in self.characters] + [EOT_TEXT.encode()]
         vocab = {character: token for token, character in enumerate(self.characters)} | {EOT_TEXT: self.eot}
-        self.json = _bpe_json(vocab, merges=[], eot=self.eot, pre_tokenizer=None, decoder={"type": "Fuse"})
+        self.json = bpe_json(vocab, merges=[], eot=self.eot, pre_tokenizer=None, decoder={"type": "Fuse"})
         self._id_of = np.full(0x110000, self.eot, dtype=np.uint32)  # by code point; eot marks "never seen"
         self._id_of[[ord(character) for character in self.characters]] = np.arange(self.eot, dtype=np.uint32)
 
@@ -164,8 +164,8 @@ class ByteTokenizer(_TableTokenizer):
 
     def __init__(self) -> None:
         self.token_bytes = [bytes([byte]) for byte in range(256)] + [EOT_TEXT.encode()]
-        vocab = {letter: byte for byte, letter in _byte_letters().items()} | {EOT_TEXT: self.eot}
-        self.json = _byte_level_json(vocab, merges=[], eot=self.eot, use_regex=False)
+        vocab = {letter: byte for byte, letter in byte_letters().items()} | {EOT_TEXT: self.eot}
+        self.json = byte_level_json(vocab, merges=[], eot=self.eot, use_regex=False)
 
     def _encode(self, text: str) -> Ids:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32)
@@ -181,14 +181,14 @@ class GPT2Tokenizer(_TableTokenizer):
     def __init__(self) -> None:
         import tiktoken  # 40 ms: only where it is used
 
-        letters = _byte_letters()
+        letters = byte_letters()
         byte_of = {letter: byte for byte, letter in letters.items()}
         merges = _gpt2_merges()
         # The first 256 ids are the byte letters, in the order in which _byte_letters has them.
         spelled = [*letters.values(), *(left + right for left, right in (merge.split(" ") for merge in merges))]
         self.token_bytes = [bytes(byte_of[letter] for letter in word) for word in spelled] + [EOT_TEXT.encode()]
         vocab = {word: token for token, word in enumerate(spelled)} | {EOT_TEXT: self.eot}
-        self.json = _byte_level_json(vocab, merges, eot=self.eot, use_regex=True)
+        self.json = byte_level_json(vocab, merges, eot=self.eot, use_regex=True)
         self._encoding = tiktoken.Encoding(
             "gpt2",
             pat_str=GPT2_PATTERN,
@@ -369,44 +369,3 @@ def _gpt2_merges() -> list[str]:
             f"vocab.bpe of the package has sha256 {found}, expected {VOCAB_BPE_SHA256}; install quatrain again"
         )
     return content.decode().rstrip("\n").split("\n")[1:]  # the first line is the version
-
-
-def _byte_letters() -> dict[int, str]:
-    """GPT-2's letter for each byte, in the order of its first 256 ids: printable ones stand for themselves."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-def _byte_level_json(vocab: dict[str, int], merges: list[str], eot: int, use_regex: bool) -> bytes:
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-    return _bpe_json(vocab, merges, eot, pre_tokenizer=byte_level, decoder=byte_level)
-
-
-def _bpe_json(vocab: dict[str, int], merges: list[str], eot: int, pre_tokenizer: Any, decoder: Any) -> bytes:
-    """A tokenizer.json in the format of Hugging Face's `tokenizers`, byte for byte the same on every machine."""
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": vocab,
-        "merges": merges,
-    }
-    marker = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    whole = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": eot, "content": EOT_TEXT, **marker}],
-        "normalizer": None,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": None,
-        "decoder": decoder,
-        "model": model,
-    }
-    return (json.dumps(whole, ensure_ascii=False, indent=1) + "\n").encode()

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quatrain.settings import Settings, option
-from quatrain.text.tokenizers import EOT_TEXT, NAMES
+from quatrain.text.tokenizer_json import EOT_TEXT
+from quatrain.text.tokenizers import NAMES
 
 Order = Literal["shuffle", "sequential", "random"]
 Packing = Literal["concat", "document"]

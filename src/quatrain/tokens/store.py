@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.errors import DataError
-from quatrain.text.tokenizers import EOT_TEXT, Tokenizer, load_tokenizer
+from quatrain.text.tokenizer_json import EOT_TEXT
+from quatrain.text.tokenizers import Tokenizer, load_tokenizer
 
 VERSION = 1
 AGAIN = "copy it again, or remove the folder and prepare again"
