@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     except QuatrainError as error:
         return _fail(str(error), error.exit_code, as_json)
     except KeyboardInterrupt:
-        return _fail("interrupted; the same command again goes on or starts clean", 130, as_json)
+        return _fail("interrupted; the same command goes on from what was saved, or begins again", 130, as_json)
     except Terminated:
-        return _fail("terminated; the same command again goes on or starts clean", 143, as_json)
+        return _fail("terminated; the same command goes on from what was saved, or begins again", 143, as_json)
     except BrokenPipeError:
         _give_up_stdout()  # its reader has gone (`| head`): nobody is left to tell
         return 141
@@ -104,6 +104,9 @@ def _plain(error: cyclopts.CycloptsError, words: list[str], app: cyclopts.App) -
     if unknown and words[0] in app:
         known = [name for argument in app[words[0]].assemble_argument_collection() for name in argument.names]
         text = f"no option {unknown[1]}{did_you_mean(unknown[1], known)}"
+    unused = re.search(r"Unused Tokens: \[(.*)\]", text)
+    if unused:
+        text = f"{unused[1]} is one word too many: what follows the first has a name (--prompt TEXT, --data STORE ...)"
     command = f"quatrain {words[0]}" if words and words[0] in app else "quatrain"
     return f"{text}\nsee: {command} --help"
 

@@ -107,8 +107,8 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nope"], "nope: neither a run nor a checkpoint"),
-        (["run", "--data", "nope"], "nope: no token store here"),
+        (["nope"], "nope: no such run or checkpoint folder"),
+        (["run", "--data", "nope"], "nope: no such folder; make a token store with"),
         (["run", "--seq-len", "17"], "--seq-len is 17, it must be in 1 .. block_size 16"),
         (["run", "--seq-len", "-1"], "--seq-len is -1"),
         (["run", "--seq-len", "0"], "--seq-len is 0, it must be in 1 .. block_size 16"),

@@ -130,7 +130,10 @@ def test_sonnets_are_characters_and_everything_else_gpt2_unless_told():
         (["nine.jsonl", "--val-fraction", "nan"], "--val-fraction is nan, it must be finite"),
         (["nine.jsonl", "--val-fraction=-0.1"], "--val-fraction is -0.1"),
         (["one.txt", "--val-tail", "1.5"], "--val-tail is 1.5"),
-        (["one.txt"], "or cut a one-document corpus with --val-tail 0.1"),
+        (
+            ["one.txt"],
+            "cannot be split by documents: cut its end off with --val-tail 0.1",
+        ),
         (
             ["nine.jsonl", "--val-tail", "0.1"],
             "--val-tail cuts one document, and there are 9; hold out whole documents",
@@ -173,7 +176,7 @@ def test_files_without_a_document_are_refused():
     Path("empty").mkdir()
     assert "no document files in empty" in refused(*prepare("empty"))
     Path("blank.jsonl").write_text('{"text": ""}\n\n', encoding="utf-8")
-    assert "no document with text in 1 files (1 empty)" in refused(*prepare("blank.jsonl"))
+    assert "no document with text in blank.jsonl (1 empty)" in refused(*prepare("blank.jsonl"))
     Path("notes.md").write_text("x", encoding="utf-8")
     assert "notes.md: unknown kind of file; expected .txt, .jsonl, .parquet" in refused(*prepare("notes.md"))
 

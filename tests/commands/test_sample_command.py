@@ -152,4 +152,4 @@ def test_wrong_input_is_exit_2_and_one_message(run, words, expected):
 
 
 def test_a_run_that_is_not_there_is_told():
-    assert "nope: neither a run nor a checkpoint" in refused("sample", "nope")
+    assert "nope: no such run or checkpoint folder" in refused("sample", "nope")

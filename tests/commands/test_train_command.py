@@ -181,8 +181,19 @@ def test_a_device_that_is_not_there_is_refused_before_the_run_folder_exists(trai
 
 
 def test_a_store_that_is_not_there_is_told_with_the_command_that_makes_it(tiny):
-    told = refused(*tiny, "--data", "nope")
-    assert "nope: no token store here (no store.json); make one with: quatrain prepare SOURCE --out" in told
+    assert "nope: no such folder; make a token store with: quatrain prepare SOURCE --out" in refused(
+        *tiny, "--data", "nope"
+    )
+    Path("mine.txt").write_text("text")
+    assert "mine.txt: a file, not a token store; make one with: quatrain prepare" in refused(
+        *tiny, "--data", "mine.txt"
+    )
+
+
+def test_a_run_and_a_store_in_each_other_s_place_are_told(tiny, whole, sonnets):
+    run = Path(whole["checkpoint"]).parents[1]
+    assert "a run or checkpoint, not a token store" in refused(*tiny, "--data", run)
+    assert "a token store, not a run" in refused("evaluate", sonnets.folder)
 
 
 @pytest.mark.parametrize(

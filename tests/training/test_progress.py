@@ -40,7 +40,7 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
     assert lines == [
         "resuming from [bold]somewhere[/bold]",
         "warning: too good to be [i]true[/i]",
-        "step      1/100  loss 3.9900  lr 1.00e-03  norm 0.50  12,346 tokens/s",
+        "step      1/100  loss 3.9900  lr 1.00e-03  norm 0.50  12,346 tokens/s  left 0:00:00",
         "step      3/100  validation loss 3.2500 over 1,000 tokens",
         r"    sample: 'Shall I compare\n'",
     ]

@@ -68,7 +68,7 @@ def prepare(
         raise UsageError("prepare needs a source: a file, a folder, a glob, or corpus:sonnets")
     try:
         config = PrepareConfig(
-            tokenizer=tokenizer or ("char" if all(source.startswith("corpus:") for source in sources) else "gpt2"),
+            tokenizer=tokenizer or DEFAULTS.tokenizer,
             eot=eot,
             text_column=text_column,
             val_fraction=val_fraction,

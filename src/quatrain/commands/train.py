@@ -49,13 +49,9 @@ def train(
         extra["device"] = device
     config, named = resolve(recipe, settings, extra, also=("--data", "--out", "--device", "--stop-at", "--json"))
     if not config.data.store:
+        expected = f"prepare what this recipe expects with:\n  {named.prepare}\nor " if named else "prepare "
         raise UsageError(
-            "train needs --data STORE; "
-            + (
-                f"prepare what this recipe expects with:\n  {named.prepare}"
-                if named
-                else "make one with: quatrain prepare"
-            )
+            f"train needs --data STORE; {expected}a text of your own with:\n  quatrain prepare FILE --out stores/mine"
         )
     if stop_at is not None and stop_at < 0:
         raise ConfigError([f"--stop-at is {stop_at}, it must be at least 0"])
@@ -140,7 +136,8 @@ def _check_continues(run: Path, began: RunConfig, config: RunConfig, store: "Tok
         )
     if changed:
         told = "".join(f"\n  - {key}: it began with {was!r}, now {now!r}" for key, (was, now) in changed.items())
-        raise UsageError(f"{run} holds a run of other settings; set them back or choose another --out:{told}")
+        longer = "\na longer run is another run: its schedule spans train.steps" if "train.steps" in changed else ""
+        raise UsageError(f"{run} holds a run of other settings; set them back or choose another --out:{told}{longer}")
 
 
 def _decides(key: str) -> bool:

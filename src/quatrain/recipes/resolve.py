@@ -134,7 +134,7 @@ def _from_flags(words: list[str], also: list[str], mistakes: list[str]) -> dict[
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            mistakes.append(f"'{word}' is neither an option nor the value of one")
+            mistakes.append(f"'{word}' is neither an option nor the value of one (the store is --data, the run --out)")
             continue
         name, equals, value = word[2:].partition("=")
         key = name.replace("-", "_")

@@ -36,7 +36,9 @@ class DataConfig(Settings):
 class PrepareConfig(Settings):
     """What `prepare` does with documents; everything here but `workers` is part of the store's request."""
 
-    tokenizer: str = option("gpt2", "char, bytes, gpt2, or the path to a tokenizer.json")
+    tokenizer: str = option(
+        "", "char, bytes, gpt2, or the path to a tokenizer.json; empty: gpt2, char for corpus:sonnets"
+    )
     eot: str = option("<|endoftext|>", "the special token of a tokenizer.json that separates documents")
     text_column: str = option("text", "JSON key or parquet column that holds the text")
     val_fraction: float = option(0.005, "share of documents held out, chosen by a hash of text and seed")
@@ -58,8 +60,8 @@ class PrepareConfig(Settings):
         if any(index < 0 for index in self.val_docs):
             yield f"val_docs holds a negative index ({min(self.val_docs)}); the first document is 0"
         yield from self.seed_in_range()
-        if self.eot != EOT_TEXT and self.tokenizer in NAMES:
-            yield f"eot is {self.eot!r}, and the tokenizer {self.tokenizer} has {EOT_TEXT}; leave it out"
+        if self.eot != EOT_TEXT and self.tokenizer in ("", *NAMES):
+            yield f"eot is {self.eot!r}, and the tokenizer {self.tokenizer or 'gpt2'} has {EOT_TEXT}; leave it out"
         rules = [bool(self.val_docs), bool(self.val), self.val_tail > 0]
         if sum(rules) > 1:
             yield "val_docs, val_tail and validation files each decide the split; give one of them"

@@ -155,9 +155,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         if (folder / "prepare.json").is_file():
             raise DataError(f"{folder}: an unfinished preparation; give its prepare command again to finish it")
-        raise DataError(
-            f"{folder}: no token store here (no store.json); make one with: quatrain prepare SOURCE --out {folder}"
-        )
+        raise DataError(f"{folder}: {_what_instead(folder)}")
     try:
         facts: dict[str, Any] = json.loads(path.read_bytes())
         version = facts["version"]
@@ -166,6 +164,17 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if version != VERSION:
         raise DataError(f"{path}: version {version} of the format, this quatrain reads version {VERSION}")
     return facts
+
+
+def _what_instead(folder: Path) -> str:
+    """What stands where a token store was expected, and what to do about it."""
+    if not folder.exists():
+        return f"no such folder; make a token store with: quatrain prepare SOURCE --out {folder}"
+    if folder.is_file():
+        return f"a file, not a token store; make one with: quatrain prepare {folder} --out stores/{folder.stem}"
+    if (folder / "recipe.toml").is_file() or (folder / "config.json").is_file():
+        return "a run or checkpoint, not a token store (no store.json); give the folder that prepare wrote"
+    return "no token store here (no store.json); give the folder that prepare wrote"
 
 
 def fingerprint(tokenizer: dict[str, Any], splits: dict[str, Any]) -> str:

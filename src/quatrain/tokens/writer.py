@@ -109,7 +109,8 @@ class _Job:
                     seen.update(whole_characters(document.text)[0])
             return iter(seen)
 
-        tokenizer = named_tokenizer(config.tokenizer, characters, config.eot)
+        usual = "char" if all(source.kind == "poems" for source in sources) else "gpt2"
+        tokenizer = named_tokenizer(config.tokenizer or usual, characters, config.eot)
         name = re.sub(r"[^A-Za-z0-9._-]", "", config.name or sources[0].stem) or "data"
         return cls(sources, val_sources, tokenizer, config, out, name, hashes, report)
 
@@ -281,7 +282,13 @@ class _Job:
     def _check_documents(self, splits: dict[str, Any], may_lack_val: bool) -> None:
         train, val = (splits[split]["documents"] for split in SPLITS)
         if not train + val:
-            raise DataError(f"no document with text in {len(self.sources)} files ({self.counts.empty} empty)")
+            files = f"{len(self.sources)} files" if len(self.sources) > 1 else f"{self.sources[0].path}"
+            raise DataError(f"no document with text in {files} ({self.counts.empty} empty); expected at least one")
+        if train + val == 1:
+            raise DataError(
+                f"{self.sources[0].path} holds one document (a .txt file is one), which cannot be split by documents: "
+                f"cut its end off with --val-tail 0.1, or give validation files with --val"
+            )
         lacking = "train" if not train else "val" if not val and not may_lack_val else ""
         if lacking:
             raise DataError(

@@ -130,8 +130,11 @@ def find_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
         if wrong is not None:
             raise DataError(f"{path}: {wrong}; take another checkpoint of the run")
         return path
+    if (path / "store.json").is_file() and not (path / "checkpoints").is_dir():
+        raise DataError(f"{path}: a token store, not a run; give the run that was trained on it")
     if not (path / "checkpoints").is_dir():
-        raise DataError(f"{path}: neither a run nor a checkpoint folder")
+        found = "neither a run nor a checkpoint folder" if path.exists() else "no such run or checkpoint folder"
+        raise DataError(f"{path}: {found}; quatrain train makes a run")
     folder = newest_good(path, report)
     if folder is None:
         raise DataError(f"{path}: no whole checkpoint in this run; give its train command again")

@@ -380,7 +380,9 @@ class Trainer:
                 f"{share:.1%} of sampled validation spans stand word for word in train: the validation loss flatters"
             )
         if layout_of(self.model.config).architecture is None:
-            self.watcher.say("no class of transformers has these switches: checkpoints are model_type 'quatrain'")
+            self.watcher.say(
+                "no class of transformers has these switches: checkpoints are model_type 'quatrain', for quatrain alone"
+            )
 
     def _summary(self) -> dict[str, Any]:
         trained, validated = self.metrics.trained(), self.metrics.validated()

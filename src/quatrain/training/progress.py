@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from datetime import timedelta
 from typing import Protocol
 
 from rich.console import Console
@@ -57,10 +58,11 @@ class TerminalWatcher:
     def __init__(self) -> None:
         self.bar: Progress | None = None
         self.last_line = 0.0
-        self.steps = 0
+        self.steps = self.first_step = 0
+        self.began = 0.0
 
     def begin(self, step: int, steps: int) -> None:
-        self.steps = steps
+        self.steps, self.first_step, self.began = steps, step, time.monotonic()
         if human().isatty():
             self.bar = Progress(
                 TextColumn("training"),
@@ -94,8 +96,13 @@ class TerminalWatcher:
             norm = math.inf if row["grad_norm"] is None else row["grad_norm"]
             self.say(
                 f"step {row['step']:>6}/{self.steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-                f"norm {norm:.2f}  {row['tokens_per_second']:,.0f} tokens/s"
+                f"norm {norm:.2f}  {row['tokens_per_second']:,.0f} tokens/s  left {self._left(row['step'])}"
             )
+
+    def _left(self, step: int) -> str:
+        """The time that the remaining steps take at the pace so far, evaluations included."""
+        seconds = (time.monotonic() - self.began) / max(1, step - self.first_step) * (self.steps - step)
+        return str(timedelta(seconds=round(seconds)))
 
     def validated(self, row: Row) -> None:
         loss, tokens = row["val_loss"], row["val_tokens"]

@@ -1,5 +1,6 @@
 """SIGINT, SIGTERM and SIGHUP as a wish to stop: heard at once, granted at the end of the step."""
 
+import os
 import signal
 import threading
 import time
@@ -40,5 +41,8 @@ class StopRequest:
         if self.signal_number is None:
             self.signal_number = number
             self._noted_at = time.monotonic()
+            if number == signal.SIGINT:
+                # Not print: the handler may have interrupted one.
+                os.write(2, b"\nfinishing this step, then saving; Ctrl-C again ends at once\n")
         elif number == signal.SIGINT and time.monotonic() - self._noted_at >= IMPATIENT:
             raise KeyboardInterrupt
