@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.job import Job
 from quatrain.tokens.store import TokenStore
 from test_cli import call, done, files_in, full_after, refused
 
@@ -120,7 +122,7 @@ def test_sonnets_are_characters_and_everything_else_gpt2_unless_told():
         (["nine.jsonl", "--val-docs", "-1"], "--val-docs holds a negative index (-1)"),
         (
             ["nine.jsonl", "--val-docs", "0,1,2,3,4,5,6,7,8"],
-            "the train split has no document (0 train, 9 val, the same text always in the same split)",
+            "the train split has no document (0 train, 9 val; the same text is always in the same split)",
         ),
         (
             ["nine.jsonl", "--val-fraction", "0"],
@@ -196,16 +198,18 @@ def test_an_out_that_is_a_file_is_refused():
 def test_a_finished_or_unfinished_store_of_another_request_is_refused_and_kept():
     done(*prepare("nine.jsonl"))
     assert "S: holds a finished store of other sources or options" in refused(*prepare("nine.jsonl"), "--seed", "1")
-    os.rename("S/store.json", "S/prepare.json")
+    os.unlink("S/store.json")
+    Path("S/prepare.json").write_text(json.dumps({"plan": "another"}), encoding="utf-8")
     assert "S: holds an unfinished store of other sources or options" in refused(*prepare("nine.jsonl"), "--seed", "1")
 
 
 def test_an_unfinished_store_of_the_same_request_is_finished_by_the_same_command():
     done(*prepare("nine.jsonl"))
     whole = files_in(Path("S"))
-    request = json.loads((Path("S") / "store.json").read_bytes())["request"]
     Path("S/store.json").unlink()
-    Path("S/prepare.json").write_text(json.dumps({"request": request}), encoding="utf-8")
+    config = PrepareConfig(tokenizer="char")
+    plan = Job.plan(["nine.jsonl"], Path("S"), config, lambda line: None).claim().plan
+    Path("S/prepare.json").write_text(json.dumps({"plan": plan}), encoding="utf-8")
     Path("S/nine_train_000000.bin").write_bytes(b"cut")
     done(*prepare("nine.jsonl"))
     assert files_in(Path("S")) == whole

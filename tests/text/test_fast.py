@@ -1,8 +1,8 @@
 """The fast engine gives the reference's ids, or does not run at all."""
 
 import itertools
-import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,9 +16,13 @@ from quatrain.text.tokenizers import gpt2
 pytest.importorskip("gigatoken", reason="no optional library: gigatoken")
 
 
+def loaded() -> FastBPE | None:
+    return FastBPE.load(gpt2().token_bytes[:-1], "gpt2", gpt2().encode)
+
+
 @pytest.fixture(scope="module")
 def fast() -> FastBPE:
-    engine = FastBPE.load(gpt2().json, gpt2().encode)
+    engine = loaded()
     assert engine is not None
     return engine
 
@@ -45,19 +49,24 @@ def test_no_text_gives_eot(fast):
 def test_the_batch_of_the_tokenizer_is_the_engine_s(monkeypatch):
     texts = [text.encode() for text in HARD_STRINGS]
     by_engine = gpt2().encode_batch(texts)
-    monkeypatch.setitem(gpt2().__dict__, "_fast", None)
+    monkeypatch.setitem(gpt2().__dict__, "_engine", None)
     by_reference = gpt2().encode_batch(texts)
     for one, other in zip(by_engine, by_reference, strict=True):
         assert np.array_equal(one, other)
 
 
 def test_an_engine_that_differs_on_a_hard_string_is_refused():
-    content = json.loads(gpt2().json)
-    content["model"]["merges"] = content["model"]["merges"][1:]  # without "Ġ t"
     with pytest.raises(QuatrainError, match="gigatoken and tiktoken differ on"):
-        FastBPE.load(json.dumps(content).encode(), gpt2().encode)
+        FastBPE.load(gpt2().token_bytes[:-1], "cl100k", gpt2().encode)  # another pattern cuts before merging
+
+
+def test_threads_that_share_an_engine_do_not_mix_their_documents(fast):
+    batches = [[text * number for text in HARD_STRINGS] for number in range(1, 25)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda batch: parts(fast, batch), batches))
+    assert together == [parts(fast, batch) for batch in batches]
 
 
 def test_without_a_wheel_the_reference_does_the_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "gigatoken", None)
-    assert FastBPE.load(gpt2().json, gpt2().encode) is None
+    assert loaded() is None

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from conftest import shared_file
 from quatrain.errors import DataError
-from quatrain.text import sources
-from quatrain.text.sources import content_hash, find_sources, read_documents
+from quatrain.text import lines as line_reader
+from quatrain.text import reading
+from quatrain.text.reading import read_texts
+from quatrain.text.sources import content_hash, find_sources
 
 COMPRESS = {
     "": lambda data: data,
@@ -42,7 +44,8 @@ NAMES_LINE_2 = r"/bad\.jsonl:2: "
 
 def read(path: Path, column: str = "text") -> list[str]:
     """The texts of a file, by the route that `prepare` takes."""
-    return [document.text for source in find_sources([str(path)])[0] for document in read_documents(source, column)]
+    how = reading.Reading(column)
+    return [text.decode() for source in find_sources([str(path)])[0] for text in read_texts(source, how)]
 
 
 def outcome(path: Path) -> list[str] | str:
@@ -109,7 +112,9 @@ def test_lines_do_not_depend_on_where_the_reads_cut(tmp_path_factory, texts, asc
     for compression, compress in COMPRESS.items():
         path = written(tmp_path_factory.mktemp("x") / f"a.jsonl{compression}", compress(plain))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sources, "CHUNK", chunk)
+            patch.setattr(reading, "READ", chunk)
+            patch.setattr(line_reader, "READ", chunk)
+            patch.setattr(line_reader, "CHUNK", chunk)
             assert read(path) == texts
 
 
@@ -222,16 +227,18 @@ def test_case_57_every_cut_of_a_compressed_file_is_seen(tmp_path, compression):
 
 
 def test_case_57_the_check_sees_a_reader_that_stops_early(tmp_path, monkeypatch):
-    def stream_reader(source, raw):
+    def stream_reader(path, compression, raw, max_ratio):
         with zstandard.ZstdDecompressor().stream_reader(b"".join(raw), read_across_frames=True) as file:
             yield file.read()
 
-    monkeypatch.setattr(sources, "_decompress", stream_reader)
+    monkeypatch.setattr(reading, "decompress", stream_reader)
     assert cuts_passed_unseen(tmp_path, ".zst")
 
 
 def test_case_57_the_check_sees_a_reader_that_does_not_ask_for_the_end_of_a_member(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_decompress", lambda source, raw: [zlib.decompressobj(31).decompress(b"".join(raw))])
+    monkeypatch.setattr(
+        reading, "decompress", lambda path, kind, raw, ratio: [zlib.decompressobj(31).decompress(b"".join(raw))]
+    )
     assert cuts_passed_unseen(tmp_path, ".gz")
 
 
@@ -267,7 +274,7 @@ def test_frames_without_text_and_padding_between_members_are_passed_over(tmp_pat
 
 @pytest.mark.parametrize("chunk", [1, 20, 29])
 def test_padding_between_members_may_lie_on_the_border_of_two_reads(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(sources, "CHUNK", chunk)
+    monkeypatch.setattr(reading, "READ", chunk)
     gz = COMPRESS[".gz"](b"ab")
     assert read(written(tmp_path / "a.txt.gz", gz + bytes(40) + gz + bytes(50))) == ["abab"]
 
@@ -380,14 +387,14 @@ def test_folders_without_any_document_file_are_an_error(tmp_path):
 def test_a_file_that_cannot_be_opened_is_one_message(tmp_path):
     source = find_sources([str(written(tmp_path / "a.txt", b"a"))])[0][0]
     source.path.unlink()
-    for use in (content_hash, lambda source: list(read_documents(source))):
+    for use in (content_hash, lambda source: list(read_texts(source))):
         with pytest.raises(DataError, match=r"a\.txt: No such file"):
             use(source)
 
 
 def test_the_built_in_corpus_is_eight_sonnets_of_fourteen_lines():
     source = find_sources(["corpus:sonnets"])[0][0]
-    sonnets = [document.text for document in read_documents(source)]
+    sonnets = [text.decode() for text in read_texts(source)]
     assert [sonnet.count("\n") + 1 for sonnet in sonnets] == [14] * 8
     assert 4900 <= sum(map(len, sonnets)) <= 5000
     assert [number for number, sonnet in enumerate(sonnets) if "!" in sonnet] == [7]
@@ -398,7 +405,7 @@ def test_the_built_in_corpus_is_eight_sonnets_of_fourteen_lines():
 
 def test_the_built_in_corpus_is_that_of_the_shared_data():
     blocks = shared_file("eight_sonnets.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")
-    assert [document.text for document in read_documents(find_sources(["corpus:sonnets"])[0][0])] == blocks
+    assert [text.decode() for text in read_texts(find_sources(["corpus:sonnets"])[0][0])] == blocks
 
 
 @pytest.mark.parametrize("name", ["a.b.jsonl", "a.b.jsonl.zst", "a.b.parquet.gz", "a.b.txt", "a.b.TXT"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quatrain import TokenStore, prepare
 from quatrain.tokens.config import PrepareConfig
-from quatrain.tokens.overlap import BYTES_PER_TOKEN, KEPT, SPAN, sampled_spans, share_in_train, thinning
+from quatrain.tokens.overlap import BYTES_PER_TOKEN, KEPT, SPAN, SpanSample, sampled_starts, span_hashes, thinning
 
 
 def spans_of(documents: list[list[int]]) -> list[tuple[int, ...]]:
@@ -20,7 +20,7 @@ def spans_of(documents: list[list[int]]) -> list[tuple[int, ...]]:
 
 def spans_in(ids: np.ndarray, bits: int) -> np.ndarray:
     """The sampled spans of one document."""
-    return sampled_spans(ids, np.array([0, len(ids)]), bits)
+    return span_hashes(ids, sampled_starts(ids, np.array([0, len(ids)]), bits))
 
 
 def share_by_hand(train: list[list[int]], val: list[list[int]]) -> float:
@@ -29,8 +29,11 @@ def share_by_hand(train: list[list[int]], val: list[list[int]]) -> float:
 
 
 def share(train: list[list[int]], val: list[list[int]], bits: int = 0) -> float:
-    sampled = [[spans_in(np.array(ids, dtype=np.uint32), bits) for ids in documents] for documents in (train, val)]
-    return share_in_train(*sampled)
+    sample = SpanSample(bits)
+    for ids in val:
+        sample.add(np.array(ids, dtype=np.uint32), np.array([0, len(ids)]))
+    found = [sample.found_in(np.array(ids, dtype=np.uint32), np.array([0, len(ids)])) for ids in train]
+    return sample.share(np.concatenate([sample.hashes[:0], *found]))
 
 
 # Pieces of a few long phrases, so that spans do meet.
@@ -80,7 +83,7 @@ def test_thinning_keeps_its_share_of_spans_and_the_share_in_train(bits, vocab):
 
 
 @given(corpus_bytes=st.integers(0, 10**14))
-def test_a_corpus_of_any_size_keeps_about_a_million_hashes(corpus_bytes):
+def test_a_corpus_of_any_size_keeps_about_as_many_spans(corpus_bytes):
     tokens, kept_one_in = corpus_bytes / BYTES_PER_TOKEN, 2 ** thinning(corpus_bytes)
     assert tokens / kept_one_in <= KEPT
     assert kept_one_in == 1 or tokens / kept_one_in >= KEPT / 2 - 1
@@ -101,7 +104,8 @@ def test_a_store_tells_the_share_of_its_own_documents(tmp_path):
     verse = "From fairest creatures we desire increase, that thereby beauty's rose might never die. "
     texts = [verse, "Another beginning. " + verse[:60], verse[40:] + verse[:40], "short"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    prepare([str(tmp_path / "a.jsonl")], tmp_path / "store", PrepareConfig(tokenizer="bytes", val_docs=(1, 2)))
+    config = PrepareConfig(tokenizer="bytes", val_docs=(1, 2), cross_dedup=False)
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "store", config)
     ids = [list(text.encode()) for text in texts]
     expected = share_by_hand([ids[0], ids[3]], [ids[1], ids[2]])
     assert 0 < expected < 1
@@ -115,4 +119,7 @@ def test_spans_of_many_documents_are_those_of_each_alone(lengths, bits):
     together = np.concatenate([np.empty(0, np.uint32), *documents])
     offsets = np.cumsum([0, *lengths])
     alone = np.concatenate([np.empty(0, np.uint64), *(spans_in(document, bits) for document in documents)])
-    assert sampled_spans(together, offsets, bits).tolist() == alone.tolist()
+    found = span_hashes(together, sampled_starts(together, offsets, bits))
+    assert found.tolist() == alone.tolist()
+    narrow = span_hashes(together.astype(np.uint16), sampled_starts(together.astype(np.uint16), offsets, bits))
+    assert narrow.tolist() == found.tolist()

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from quatrain import TokenStore, prepare
 from quatrain.errors import DataError
 from quatrain.text.tokenizers import ByteTokenizer, load_tokenizer
-from quatrain.tokens import pieces, shards
+from quatrain.tokens import encoding, shards, writer
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.store import AGAIN, TokenStream, fingerprint
 
@@ -262,13 +262,8 @@ def test_case_51_ids_above_65535_are_stored_as_uint32(vocabulary_of_70k, tmp_pat
 
 
 def test_case_51_the_check_sees_ids_that_wrap(vocabulary_of_70k, tmp_path, monkeypatch):
-    start = pieces.Encoder.__init__
-
-    def narrow(encoder: pieces.Encoder, *args: object) -> None:
-        start(encoder, *args)
-        encoder.dtype = np.dtype("<u2")
-
-    monkeypatch.setattr(pieces.Encoder, "__init__", narrow)
+    monkeypatch.setattr(encoding, "dtype_of", lambda tokenizer: np.dtype("<u2"))
+    monkeypatch.setattr(writer, "dtype_of", lambda tokenizer: np.dtype("<u2"))
     with pytest.raises(OverflowError):
         stored_by(vocabulary_of_70k, tmp_path / "store")
 
@@ -279,11 +274,11 @@ def test_the_dtype_follows_the_largest_id_that_can_come(tmp_path, monkeypatch, v
     monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
     monkeypatch.setattr(tokenizer, "eot", vocab_size - 1)
     monkeypatch.setattr(tokenizer, "encode", lambda text: np.array([1, vocab_size - 2], dtype=np.uint32))
-    encoder = pieces.Encoder(tokenizer, 0)
-    writer = shards.SplitWriter(tmp_path, "x_train", encoder.dtype, tokenizer.eot, 10)
-    for piece in encoder((0, [pieces.Admitted(b"ab", "train", "here")])):
-        writer.add(piece)
-    shard = writer.close()["shards"][0]
+    dtype = encoding.dtype_of(tokenizer)
+    ids, offsets = tokenizer.encode_batch([b"ab"])
+    made = shards.SplitWriter(tmp_path, "x_train", dtype, tokenizer.eot, 10)
+    made.add(shards.framed(ids.astype(dtype), offsets, tokenizer.eot, 2))
+    shard = made.close()["shards"][0]
     ids = np.fromfile(tmp_path / shard["file"], dtype=kind)
     assert ids.tolist() == [vocab_size - 1, 1, vocab_size - 2, vocab_size - 1]
     assert shard["sha256"] == hashlib.sha256(ids.tobytes()).hexdigest()

@@ -22,11 +22,13 @@ from hypothesis import strategies as st
 
 from quatrain import TokenStore, prepare, sample_batch
 from quatrain.errors import ConfigError, DataError, QuatrainError, UsageError
+from quatrain.text import lines, reading
 from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer
-from quatrain.tokens import pieces, shards, writer
+from quatrain.tokens import encoding, shards, tokenizing
 from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.job import Job
 
-BYTES = PrepareConfig(tokenizer="bytes", val_docs=(0,))
+BYTES = PrepareConfig(tokenizer="bytes", val_docs=(0,), cross_dedup=False)
 EOT = 256  # of `bytes`
 
 # Lone surrogates are legal in JSON; "alpha" and "omega" meet their equals.
@@ -98,7 +100,7 @@ def test_case_10_shard_borders_lose_nothing_and_texts_keep_their_order(
 ):
     folder = tmp_path_factory.mktemp("x")
     texts, place = corpus(texts, place)
-    config = replace(BYTES, val_docs=(place,), shard_size=shard_size, workers=workers)
+    config = replace(BYTES, val_docs=(place,), shard_size=shard_size, workers=workers, allow_duplicates=True)
     told = prepare([json_lines(folder / "a.jsonl", *texts)], folder / "store", config)
     whole = [cleaned(text) for text in texts]
     expected = {"train": [t for t in whole if t and t != "omega"], "val": [t for t in whole if t == "omega"]}
@@ -125,7 +127,8 @@ def test_the_same_text_is_never_on_both_sides_of_a_split(tmp_path_factory, texts
     folder = tmp_path_factory.mktemp("x")
     texts, _ = corpus([*texts, *map(str, range(20)), *texts], place)
     source = json_lines(folder / "a.jsonl", *texts)
-    prepare([source], folder / "store", PrepareConfig(tokenizer="bytes", val_fraction=fraction, seed=seed))
+    config = replace(BYTES, val_docs=(), val_fraction=fraction, seed=seed, allow_duplicates=True)
+    prepare([source], folder / "store", config)
     train, val = (texts_of(folder / "store", split) for split in ("train", "val"))
     assert train
     assert val
@@ -191,7 +194,11 @@ def test_case_08_a_split_shorter_than_a_window_is_an_error_with_both_numbers(tmp
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2", "char"])
 def test_the_bytes_of_a_store_do_not_depend_on_workers_time_or_place(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(writer, "BATCH_BYTES", 100)
+    monkeypatch.setattr(lines, "CHUNK", 100)
+    monkeypatch.setattr(lines, "READ", 60)
+    monkeypatch.setattr(tokenizing, "PART_BYTES", 300)
+    monkeypatch.setattr(reading, "SPAN", 700)
+    monkeypatch.setattr(tokenizing, "UNIT_BYTES", 700)
     texts = [f"document {number} " * (number % 9) for number in range(150)]
     stores = []
     for workers in (1, 3, 1):
@@ -205,7 +212,8 @@ def test_the_bytes_of_a_store_do_not_depend_on_workers_time_or_place(tmp_path, m
 
 
 def test_batches_are_written_in_order_though_a_later_one_is_done_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "BATCH_BYTES", 1)
+    monkeypatch.setattr(lines, "CHUNK", 1)
+    monkeypatch.setattr(lines, "READ", 8)
     encode, second_is_done = ByteTokenizer.encode, threading.Event()
 
     def slow_first(self: ByteTokenizer, text: str) -> object:
@@ -224,9 +232,9 @@ def test_batches_are_written_in_order_though_a_later_one_is_done_first(tmp_path,
 @pytest.mark.parametrize("workers", [1, 3])
 def test_only_a_bounded_number_of_batches_is_read_ahead(workers):
     read: list[int] = []
-    ahead = [len(read) - done for done in writer._in_order(abs, (read.append(n) or n for n in range(200)), workers)]
+    ahead = [len(read) - done for done in tokenizing.in_order(abs, (read.append(n) or n for n in range(200)), workers)]
     assert len(ahead) == 200
-    assert max(ahead) <= workers * writer.BATCHES_AHEAD + 1
+    assert max(ahead) <= workers * tokenizing.AHEAD_EACH + 1
 
 
 @pytest.mark.parametrize("fault", ["read", "encode"])
@@ -243,7 +251,7 @@ def test_what_goes_wrong_in_a_thread_or_in_reading_is_raised_once(fault):
 
     done: list[int] = []
     with pytest.raises(DataError, match="line 21" if fault == "read" else "line 13"):
-        done.extend(writer._in_order(encode, items(), 2))
+        done.extend(tokenizing.in_order(encode, items(), 2))
 
 
 def test_case_55_empty_documents_are_left_out_and_counted(tmp_path):
@@ -289,7 +297,7 @@ def test_lone_surrogates_become_the_replacement_character_and_are_counted(tmp_pa
 
 def test_documents_to_hold_out_are_named_by_index_and_take_their_equals_along(tmp_path):
     source = json_lines(tmp_path / "a.jsonl", "one", "two", "one", "", "four")
-    prepare([source], tmp_path / "store", replace(BYTES, val_docs=(2, 4)))
+    prepare([source], tmp_path / "store", replace(BYTES, val_docs=(2, 4), allow_duplicates=True))
     assert texts_of(tmp_path / "store", "train") == ["two"]
     assert texts_of(tmp_path / "store", "val") == ["one", "one", "four"]
 
@@ -297,7 +305,8 @@ def test_documents_to_hold_out_are_named_by_index_and_take_their_equals_along(tm
 def test_validation_files_are_a_split_and_their_texts_leave_train(tmp_path):
     source = json_lines(tmp_path / "a.jsonl", "one", "both", "two", "one", "both")
     other = json_lines(tmp_path / "own.jsonl", "both", "val", "val")
-    told = prepare([source], tmp_path / "store", PrepareConfig(tokenizer="char", val=(other,)))
+    config = PrepareConfig(tokenizer="char", val=(other,), allow_duplicates=True)
+    told = prepare([source], tmp_path / "store", config)
     assert texts_of(tmp_path / "store", "train") == ["one", "two", "one"]
     assert texts_of(tmp_path / "store", "val") == ["both", "val", "val"]
     assert told["duplicates"] == 2
@@ -341,12 +350,14 @@ def test_when_no_document_falls_below_the_fraction_the_smallest_hash_and_its_equ
     texts = [f"document {number % 6}" for number in range(14)]
     smallest = min(texts, key=hashed)
     said: list[str] = []
-    config = PrepareConfig(tokenizer="bytes", val_fraction=1e-9, seed=seed, shard_size=20)
+    config = PrepareConfig(
+        "bytes", val_fraction=1e-9, seed=seed, shard_size=20, allow_duplicates=True, cross_dedup=False
+    )
     told = prepare([json_lines(tmp_path / "a.jsonl", *texts, "")], tmp_path / "store", config, said.append)
     assert texts_of(tmp_path / "store", "val") == [text for text in texts if text == smallest]
     assert texts_of(tmp_path / "store", "train") == [text for text in texts if text != smallest]
     assert any("no document fell into validation" in line for line in said)
-    assert told["empty"] == 1  # once, though two passes were made
+    assert told["empty"] == 1
     named = [
         shard["file"] for split in TokenStore(tmp_path / "store").facts["splits"].values() for shard in split["shards"]
     ]
@@ -360,12 +371,12 @@ def test_when_no_document_falls_below_the_fraction_the_smallest_hash_and_its_equ
         (
             ["same", "same"],
             {},
-            r"the train split has no document \(0 train, 2 val, the same text always in the same split",
+            r"the train split has no document \(0 train, 1 val, 1 left out as duplicate;",
         ),
         ([], {}, r"no document with text in .*a\.jsonl \(0 empty\)"),
         (["", ""], {}, r"no document with text in .*a\.jsonl \(2 empty\)"),
         (["one", "two"], {"val_docs": (5, 2)}, r"--val-docs names document 2, and there are 2 \(0 to 1\)"),
-        (["one", "two"], {"val_docs": (0, 1)}, r"the train split has no document \(0 train, 2 val, "),
+        (["one", "two"], {"val_docs": (0, 1)}, r"the train split has no document \(0 train, 2 val; "),
         (["one"], {"val_tail": 0.99}, r"a\.jsonl holds one document .*--val-tail 0.1"),
     ],
 )
@@ -500,17 +511,20 @@ def test_a_store_of_another_request_is_refused_and_left_untouched(three, tmp_pat
     sources, out = [three, json_lines(tmp_path / "more.jsonl", "four")], tmp_path / "store"
     prepare(sources, out, BYTES)
     if kind == "unfinished":
-        make_unfinished(out)
+        make_unfinished(out, plan_of(sources, out, BYTES))
     before = state(out)
     with pytest.raises(DataError, match=rf"store: holds an? {kind} store of other sources|not ours, nothing was touch"):
         prepare(*OTHER_REQUESTS[change](sources, BYTES)[:1], out, OTHER_REQUESTS[change](sources, BYTES)[1])
     assert state(out) == before
 
 
-def make_unfinished(folder: Path) -> None:
+def plan_of(sources: list[str], out: Path, config: PrepareConfig) -> str:
+    return Job.plan(sources, out, config, lambda line: None).claim().plan
+
+
+def make_unfinished(folder: Path, plan: str) -> None:
     """Turn a finished store into what a stop in the middle of writing leaves."""
-    request = json.loads((folder / "store.json").read_text())["request"]
-    (folder / "prepare.json").write_text(json.dumps({"version": 1, "request": request}))
+    (folder / "prepare.json").write_text(json.dumps({"version": 1, "plan": plan}))
     (folder / "store.json").rename(folder / "store.json.tmp")
     shard = sorted(folder.glob("*_train_*.bin"))[-1]
     shard.with_name(shard.name + ".tmp").write_bytes(shard.read_bytes()[:3])
@@ -521,7 +535,7 @@ def make_unfinished(folder: Path) -> None:
 def test_an_unfinished_store_is_written_again_unless_a_foreign_file_stands_in_it(three, tmp_path, beside):
     prepare([three], tmp_path / "store", BYTES)
     whole = files(tmp_path / "store")
-    make_unfinished(tmp_path / "store")
+    make_unfinished(tmp_path / "store", plan_of([three], tmp_path / "store", BYTES))
     if beside:
         (tmp_path / "store" / beside).touch()
         before = state(tmp_path / "store")
@@ -539,8 +553,10 @@ multiprocessing.set_start_method("spawn")
 from quatrain import prepare
 from quatrain.tokens import shards
 from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.job import Job
 {before}
-print(prepare([sys.argv[1]], sys.argv[2], PrepareConfig(tokenizer="bytes", val_docs=(0,), shard_size=4, workers=2)))
+config = PrepareConfig(tokenizer="bytes", val_docs=(0,), cross_dedup=False, shard_size=4, workers=2)
+print(prepare([sys.argv[1]], sys.argv[2], config))
 """
 KILLED_AT_THE_SECOND_PIECE = """
 import os
@@ -615,7 +631,9 @@ def test_no_room_for_a_shard_is_one_message_with_path_and_bytes(tmp_path, size):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
     try:
-        with pytest.raises(QuatrainError, match=r"s/a_train_000000.bin: cannot write [\d,]+ bytes: File too large"):
+        with pytest.raises(
+            QuatrainError, match=r"s/parts/000000_000000.part: cannot write [\d,]+ bytes: File too large"
+        ):
             prepare([source], tmp_path / "s", BYTES)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -683,8 +701,8 @@ def test_two_preparations_of_one_folder_do_not_spoil_each_other(tmp_path, monkey
     assert set(files(tmp_path / "s")) == names
 
 
-@pytest.mark.parametrize(("every", "seen"), [(1, True), (200, False)])
-def test_a_fast_way_that_differs_stops_the_run_with_the_document_named(three, tmp_path, monkeypatch, every, seen):
+@pytest.mark.parametrize(("first", "seen"), [(1 << 18, True), (0, False)])
+def test_a_fast_way_that_differs_stops_the_run_with_the_document_named(three, tmp_path, monkeypatch, first, seen):
     honest = ByteTokenizer.encode_batch
 
     def wrong(self, texts):
@@ -692,8 +710,9 @@ def test_a_fast_way_that_differs_stops_the_run_with_the_document_named(three, tm
         return ids ^ np.isin(ids, [ord("w")]).astype(np.uint32), offsets
 
     monkeypatch.setattr(ByteTokenizer, "encode_batch", wrong)
-    monkeypatch.setattr(pieces, "CHECKED_EVERY", every)
-    monkeypatch.setattr(writer, "BATCH_BYTES", 1)  # "two" is in the second batch
+    monkeypatch.setattr(encoding, "CHECKED_FIRST", first)
+    monkeypatch.setattr(lines, "CHUNK", 1)
+    monkeypatch.setattr(lines, "READ", 8)  # "two" is in the second batch
     if not seen:
         prepare([three], tmp_path / "store", BYTES)
         return

@@ -3,8 +3,11 @@
 It is loaded without special tokens: by default it would turn a literal `<|endoftext|>` into the id.
 """
 
-import json
+import tempfile
+import threading
+from binascii import b2a_base64
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +17,8 @@ from quatrain.errors import QuatrainError
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
+
+INSTANCES = 8  # at most, of about 50 MB each: more threads than that take turns
 
 # What has set tokenizers apart: markers, contractions, scripts, combining marks, all kinds of white space,
 # runs of one letter, controls, characters beyond the basic plane, and what only looks like a word.
@@ -40,26 +45,33 @@ HARD_STRINGS = (
 
 
 class FastBPE:
-    """Ids of many documents at once."""
+    """Ids of many documents at once, from any number of threads."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._idle: list[Any] = []
+        self._room = threading.Semaphore(INSTANCES)
 
     @classmethod
-    def load(cls, tokenizer_json: bytes, reference: Callable[[str], Ids]) -> "FastBPE | None":
-        """The engine for a tokenizer.json of byte-level BPE, or None where gigatoken has no wheel.
+    def load(cls, words: Sequence[bytes], pattern: str, reference: Callable[[str], Ids]) -> "FastBPE | None":
+        """The engine for the words in the order of their ranks, or None where gigatoken has no wheel.
 
-        Raises `QuatrainError` if it does not give the reference's ids on every one of `HARD_STRINGS`.
+        `pattern` is gigatoken's name for the pattern that cuts text before merging. Raises `QuatrainError` if it does
+        not give the reference's ids on every one of `HARD_STRINGS`.
         """
         try:
             import gigatoken
         except ImportError:
             return None
-        content = json.loads(tokenizer_json)
-        special = {token["content"] for token in content["added_tokens"]}
-        vocab = {word: token for word, token in content["model"]["vocab"].items() if word not in special}
-        content["model"]["vocab"], content["added_tokens"] = vocab, []
-        engine = cls(gigatoken.Tokenizer.from_json(json.dumps(content)))
+        content = b"".join([b"%b %d\n" % (b2a_base64(word, newline=False), rank) for rank, word in enumerate(words)])
+
+        def make() -> Any:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "ranks.tiktoken"
+                path.write_bytes(content)
+                return gigatoken.Tokenizer.from_tiktoken(path, pattern, {}).backend
+
+        engine = cls(make)
         ids, offsets = engine.encode([text.encode() for text in HARD_STRINGS])
         for number, text in enumerate(HARD_STRINGS):
             if not np.array_equal(ids[offsets[number] : offsets[number + 1]], reference(text)):
@@ -72,7 +84,11 @@ class FastBPE:
         """Ids of documents in UTF-8, end to end, and the len(texts) + 1 offsets between them; releases the GIL."""
         if not texts:
             return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
-        layout = self._backend.encode_batch(list(texts), parallel=False).layout
+        # One instance serves one thread at a time: a lock inside would make the others wait.
+        with self._room:
+            backend = self._idle.pop() if self._idle else self._load()
+            layout = backend.encode_batch(list(texts), parallel=False).layout
+            self._idle.append(backend)
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = cast(Ids, np.asarray(layout.content.data))
         return ids[offsets[0] : offsets[-1]], offsets - offsets[0]

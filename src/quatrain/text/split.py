@@ -4,10 +4,11 @@ Two documents of the same text therefore always land in the same split.
 """
 
 import hashlib
-from collections.abc import Callable, Container
+import math
+from fractions import Fraction
 
-Rule = Callable[[int], bool]
-"""Whether a document is validation, from its `text_hash`."""
+import numpy as np
+import numpy.typing as npt
 
 
 def text_hash(seed: int, text: bytes) -> int:
@@ -16,11 +17,7 @@ def text_hash(seed: int, text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
 
 
-def by_fraction(fraction: float) -> Rule:
-    """Validation is every document whose hash, as a number in [0, 1), is below the fraction."""
-    return lambda hashed: hashed / 2**64 < fraction
-
-
-def by_hashes(hashes: Container[int]) -> Rule:
-    """Validation is every document with one of these hashes."""
-    return lambda hashed: hashed in hashes
+def held_out(hashes: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray[np.bool_]:
+    """Whether each document is validation: its hash, as a number in [0, 1), is below the fraction (itself below 1)."""
+    below: npt.NDArray[np.bool_] = hashes < np.uint64(math.ceil(Fraction(fraction) * 2**64))
+    return below

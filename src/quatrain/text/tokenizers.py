@@ -9,6 +9,7 @@ import codecs
 import functools
 import hashlib
 import json
+import threading
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ from quatrain.text.fast import FastBPE, Ids, Offsets
 from quatrain.text.tokenizer_json import EOT_TEXT, bpe_json, byte_letters, byte_level_json
 
 NAMES = ("char", "bytes", "gpt2")
+SEPARATOR = "\U0010ffff"  # no byte stands for it
+GPT2_JSON_SHA256 = "6282c5acb7fb9017fae032e2a932f49ef57fa4aa067bae9ef5c3c7bb4963d9b3"
 VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # The pattern that cuts text into pieces before merging: Radford et al. 2019, released code (encoder.py).
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -179,17 +182,29 @@ class GPT2Tokenizer(_TableTokenizer):
     eot = 50256
 
     def __init__(self) -> None:
-        import tiktoken  # 40 ms: only where it is used
+        self._loading = threading.Lock()
+        self._merges = _gpt2_merges()
+        # The first 256 ids are the byte letters, in the order in which byte_letters has them; no letter is a space.
+        self._words = [*byte_letters().values(), *"\n".join(self._merges).replace(" ", "").split("\n")]
+        byte_of = {ord(letter): chr(byte) for byte, letter in byte_letters().items()}
+        byte_of[ord("\n")] = SEPARATOR
+        spelled = "\n".join(self._words).translate(byte_of).split(SEPARATOR)
+        self.token_bytes = [*(word.encode("latin-1") for word in spelled), EOT_TEXT.encode()]
 
-        letters = byte_letters()
-        byte_of = {letter: byte for byte, letter in letters.items()}
-        merges = _gpt2_merges()
-        # The first 256 ids are the byte letters, in the order in which _byte_letters has them.
-        spelled = [*letters.values(), *(left + right for left, right in (merge.split(" ") for merge in merges))]
-        self.token_bytes = [bytes(byte_of[letter] for letter in word) for word in spelled] + [EOT_TEXT.encode()]
-        vocab = {word: token for token, word in enumerate(spelled)} | {EOT_TEXT: self.eot}
-        self.json = byte_level_json(vocab, merges, eot=self.eot, use_regex=True)
-        self._encoding = tiktoken.Encoding(
+    @functools.cached_property
+    def json(self) -> bytes:  # type: ignore[override]  # made when it is asked for: most uses do without
+        vocab = {word: token for token, word in enumerate(self._words)} | {EOT_TEXT: self.eot}
+        return byte_level_json(vocab, self._merges, eot=self.eot, use_regex=True)
+
+    @property
+    def sha256(self) -> str:
+        return GPT2_JSON_SHA256
+
+    @functools.cached_property
+    def _encoding(self) -> Any:
+        import tiktoken
+
+        return tiktoken.Encoding(
             "gpt2",
             pat_str=GPT2_PATTERN,
             mergeable_ranks={word: rank for rank, word in enumerate(self.token_bytes[:-1])},
@@ -198,17 +213,24 @@ class GPT2Tokenizer(_TableTokenizer):
         )
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        return self._fast.encode(texts) if self._fast else super().encode_batch(texts)
+        fast = self._fast
+        return fast.encode(texts) if fast else super().encode_batch(texts)
+
+    @property
+    def _fast(self) -> FastBPE | None:
+        with self._loading:  # the threads that come first all ask for it
+            return self._engine
 
     @functools.cached_property
-    def _fast(self) -> FastBPE | None:
-        return FastBPE.load(self.json, self.encode)
+    def _engine(self) -> FastBPE | None:
+        return FastBPE.load(self.token_bytes[:-1], "gpt2", self.encode)
 
     def _encode(self, text: str) -> Ids:
         text.encode()  # tiktoken would replace a lone surrogate without a word
         try:
             # No special token is allowed and none forbidden: the marker in a text is ordinary characters.
-            return self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+            ids: Ids = self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+            return ids
         except ValueError as error:  # its regular expressions give up at about a million spaces in a row
             raise DataError(f"tiktoken cannot cut this text into words ({error}); is it text?") from error
 

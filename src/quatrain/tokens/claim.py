@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -12,30 +14,41 @@ from quatrain.files import replace_file, writing
 from quatrain.tokens.store import VERSION, TokenStore
 
 PROGRESS = "prepare.json"
+PARTS = "parts"
 LOCK = "prepare.lock"
 DESCRIPTIONS = ("tokenizer.json", PROGRESS, "store.json")
+TASK = "task_{0:05d}_of_{1:05d}"
+OTHER_TASK_STARTS = 10.0  # seconds at most that another task takes to claim the folder
 
 
 class Claim:
-    """A context in which `folder` is ours to write the store of a request, a hash of what decides its ids.
+    """A context in which `folder` is ours to prepare the store of a plan, a hash of all that decides its ids.
 
     Entering raises `DataError`, and touches nothing, unless the folder is absent, empty, or holds our own
-    unfinished store of the same request that no other process is writing. What a `UsageError` inside
-    leaves is taken back: the input must change, and with it the request, so nothing could be continued.
+    unfinished store of the same plan that no other process is writing; with a `task` (number, of), other tasks
+    may write beside it. What a `UsageError` inside leaves is taken back: the input must change, and with it the
+    plan, so nothing could be continued.
     """
 
-    def __init__(self, folder: Path, name: str, request: str) -> None:
+    def __init__(self, folder: Path, name: str, plan: str, task: tuple[int, int] | None = None) -> None:
         self.folder = folder
-        self.request = request
+        self.plan = plan
+        self.task = task
         self.shards = re.compile(rf"{re.escape(name)}_(train|val)(_\d{{6,}}\.bin|\.idx)(\.tmp)?")
-        self.lock = FileLock(folder / LOCK, timeout=0)
         self.made_folder = not folder.exists()
+        self.locks = contextlib.ExitStack()
 
-    def finished(self) -> bool:
-        """Whether the folder holds exactly this store; raises `DataError` if it holds another one."""
+    @property
+    def parts(self) -> Path:
+        """The folder of what is tokenized already."""
+        return self.folder / PARTS
+
+    def finished(self, request: Callable[[], str]) -> bool:
+        """Whether the folder holds exactly the store of a request; raises `DataError` if it holds another one."""
         if not (self.folder / "store.json").exists():
             return False
-        if TokenStore(self.folder).facts.get("request") == self.request:
+        if TokenStore(self.folder).facts.get("request") == request():
+            self.clear_progress()
             return True
         raise DataError(
             f"{self.folder}: holds a finished store of other sources or options; choose another --out or remove it"
@@ -44,31 +57,51 @@ class Claim:
     def __enter__(self) -> "Claim":
         self._check_ours()
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock.acquire()
-        except Timeout as error:
-            raise DataError(f"{self.folder}: another prepare is writing into it; wait for it, or stop it") from error
-        replace_file(self.folder / PROGRESS, json.dumps({"version": VERSION, "request": self.request}).encode())
+            self.parts.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as locks, contextlib.ExitStack() as shared:
+            if self.task:
+                self._lock(locks, self.parts / (TASK.format(*self.task) + ".lock"))
+                self._lock(shared, self.folder / LOCK, OTHER_TASK_STARTS)
+            else:
+                self._lock(locks, self.folder / LOCK)
+                for path in sorted(self.parts.glob("task_*.lock")):
+                    self._lock(locks, path)
+            content = json.dumps({"version": VERSION, "plan": self.plan}).encode()
+            replace_file(self.folder / PROGRESS, content)
+            self.locks = locks.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UsageError):
+        take_back = isinstance(error, UsageError) and not self.task
+        if take_back:
             self._take_back()
-        (self.folder / LOCK).unlink(missing_ok=True)
-        self.lock.release()
-        if isinstance(error, UsageError) and self.made_folder:
+        if not self.task:
+            (self.folder / LOCK).unlink(missing_ok=True)
+        self.locks.close()
+        if take_back and self.made_folder:
             with contextlib.suppress(OSError):  # somebody else has put a file into it
                 self.folder.rmdir()
 
+    def _lock(self, locks: contextlib.ExitStack, path: Path, seconds: float = 0) -> None:
+        try:
+            locks.enter_context(FileLock(path, timeout=seconds))
+        except Timeout as error:
+            raise DataError(f"{self.folder}: another prepare is writing into it; wait for it, or stop it") from error
+
     def remove_shards(self) -> None:
-        """Remove shards and indices of an earlier try or pass, whole or not."""
+        """Remove shards and indices of an earlier try, whole or not."""
         for path in self.folder.iterdir():
             if self.shards.fullmatch(path.name):
                 path.unlink()
 
+    def clear_progress(self) -> None:
+        """Remove what only an unfinished store needs."""
+        shutil.rmtree(self.parts, ignore_errors=True)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
     def _take_back(self) -> None:
         self.remove_shards()
+        shutil.rmtree(self.parts, ignore_errors=True)
         for name in DESCRIPTIONS:
             for ending in ("", ".tmp"):
                 (self.folder / (name + ending)).unlink(missing_ok=True)
@@ -77,25 +110,29 @@ class Claim:
         if self.folder.exists() and not self.folder.is_dir():
             raise DataError(f"{self.folder}: a file; --out must be a folder that is absent, empty or our own")
         present = sorted(path.name for path in self.folder.iterdir()) if self.folder.exists() else []
-        if set(present) <= {PROGRESS + ".tmp", LOCK}:
+        claiming = {PROGRESS + ".tmp", LOCK}
+        if set(present) <= claiming or (set(present) <= claiming | {PARTS} and self._only_locks()):
             return  # empty, or killed while it was claimed
-        ours = {name + ending for name in DESCRIPTIONS for ending in ("", ".tmp")} | {LOCK}
+        ours = {name + ending for name in DESCRIPTIONS for ending in ("", ".tmp")} | {LOCK, PARTS}
         foreign = [name for name in present if name not in ours and not self.shards.fullmatch(name)]
-        request = self._request_of_unfinished()
-        if foreign or request is None:
+        plan = self._plan_of_unfinished()
+        if foreign or plan is None:
             path = self.folder / (foreign or present)[0]
             raise DataError(
                 f"{path}: --out must be absent, empty or our own; this file is not ours, nothing was touched"
             )
-        if request != self.request:
+        if plan != self.plan:
             raise DataError(
-                f"{self.folder}: holds an unfinished store of other sources or options; choose another --out, "
-                f"or remove that folder"
+                f"{self.folder}: holds an unfinished store of other sources or options (or its sources have changed "
+                f"since); choose another --out, or remove that folder"
             )
 
-    def _request_of_unfinished(self) -> str | None:
+    def _only_locks(self) -> bool:
+        return self.parts.is_dir() and all(path.suffix == ".lock" for path in self.parts.iterdir())
+
+    def _plan_of_unfinished(self) -> str | None:
         try:
-            request: str = json.loads((self.folder / PROGRESS).read_bytes())["request"]
-            return request
+            plan: str = json.loads((self.folder / PROGRESS).read_bytes())["plan"]
+            return plan
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -49,10 +49,24 @@ class PrepareConfig(Settings):
     workers: int = option(1, "threads that tokenize")
     seed: int = option(1337, "seed of the choice of validation documents")
     name: str = option("", "first part of the shards' names; default: the first source's stem")
+    skip_bad: bool = option(False, "count and list what cannot be read, and go on")
+    allow_duplicates: bool = option(False, "take a file that is named twice, and keep equal documents")
+    near_dedup: bool = option(False, "remove near-duplicates within train")
+    cross_dedup: bool = option(True, "remove from train what is a near-duplicate of a validation document")
+    near_threshold: float = option(0.6, "Jaccard similarity of 5-grams of ids from which documents are near-duplicates")
+    decontaminate: tuple[str, ...] = option((), "JSONL files whose 13-grams of words no training document may hold")
+    shuffle: int | None = option(None, "seed of a random order of the training documents; default: the sources' order")
+    max_document_bytes: int = option(1 << 30, "longest document", "bytes")
+    max_line_bytes: int = option(1 << 30, "longest line of a .jsonl", "bytes")
+    max_ratio: float = option(1000.0, "most bytes out for each byte of a compressed file")
 
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that no preparation can have."""
-        yield from self.at_least(1, ["shard_size", "workers"])
+        yield from self.at_least(1, ["shard_size", "workers", "max_document_bytes", "max_line_bytes", "max_ratio"])
+        if not 0 < self.near_threshold <= 1:
+            yield f"near_threshold is {self.near_threshold}, it must be above 0 and at most 1"
+        if self.shuffle is not None and not 0 <= self.shuffle < 2**63:
+            yield f"shuffle is {self.shuffle}, it must be in 0 .. 2^63 - 1"
         if not 0 <= self.val_fraction < 1:
             yield f"val_fraction is {self.val_fraction}, it must be at least 0 and below 1"
         if not 0 <= self.val_tail < 1:

@@ -1,19 +1,24 @@
 """How much of validation stands word for word in train: a sample of 32-token spans, compared by hash.
 
 Which spans are sampled is decided by their first two ids alone, so the same span is sampled wherever it
-stands; the sample is thinned so that a corpus of any size keeps about a million hashes.
+stands; the sample is thinned so that a corpus of any size keeps about a quarter of a million hashes.
 """
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quatrain.text.fast import Ids, Offsets
+from quatrain.text.fast import Offsets
 
 Hashes = npt.NDArray[np.uint64]
+Positions = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 SPAN = 32  # tokens
-KEPT = 1 << 20  # hashes to aim at over the whole corpus
+KEPT = 1 << 18  # spans to aim at over the whole corpus
 BYTES_PER_TOKEN = 4  # of English text, roughly; only sets how thin the sample is
+BLOCK = 1 << 15  # ids whose first hashes stay in a core's cache
 
 
 def thinning(corpus_bytes: int) -> int:
@@ -21,15 +26,49 @@ def thinning(corpus_bytes: int) -> int:
     return max(0, (corpus_bytes // (BYTES_PER_TOKEN * KEPT)).bit_length())
 
 
-def sampled_spans(ids: Ids, offsets: Offsets, bits: int) -> Hashes:
-    """Hashes of the sampled spans that lie whole inside one of the documents that offsets bound, shape (spans,)."""
-    count = len(ids) - SPAN + 1
-    if count <= 0:
-        return np.empty(0, dtype=np.uint64)
-    first = (ids[:count] * np.uint32(0x9E3779B1)) ^ (ids[1 : count + 1] * np.uint32(0x85EBCA77))
-    first ^= first >> np.uint32(15)
-    starts = np.flatnonzero((first & np.uint32((1 << bits) - 1)) == 0)
-    starts = starts[starts + SPAN <= offsets[np.searchsorted(offsets, starts, side="right")]]
+class SpanSample:
+    """The sampled spans of validation; used from any number of threads at once."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.hashes = np.empty(0, dtype=np.uint64)  # ascending, each as often as it stands in validation
+        self._begins = np.zeros(1 << 16, dtype=np.bool_)  # by a hash of their first four ids
+
+    def add(self, ids: Ids, offsets: Offsets) -> None:
+        """Take in the spans of documents of validation."""
+        starts = sampled_starts(ids, offsets, self.bits)
+        self._begins[_beginnings(ids, starts)] = True
+        self.hashes = np.sort(np.concatenate([self.hashes, span_hashes(ids, starts)]))
+
+    def found_in(self, ids: Ids, offsets: Offsets) -> Hashes:
+        """The hashes of validation's spans that stand in other documents, each once."""
+        starts = sampled_starts(ids, offsets, self.bits)
+        starts = starts[self._begins[_beginnings(ids, starts)]]  # hashing whole spans is what costs
+        return np.intersect1d(span_hashes(ids, starts), self.hashes)
+
+    def share(self, found: Hashes) -> float:
+        """The share of the spans whose hashes were found; 0 where no document was long enough."""
+        return float(np.isin(self.hashes, found).mean()) if len(self.hashes) else 0.0
+
+
+def sampled_starts(ids: Ids, offsets: Offsets, bits: int) -> Positions:
+    """Where the sampled spans begin that lie whole inside one of the documents that offsets bound."""
+    mask = np.uint32((1 << bits) - 1)
+    found = [np.empty(0, dtype=np.int64)]
+    for start in range(0, len(ids) - SPAN + 1, BLOCK):
+        count = min(BLOCK, len(ids) - SPAN + 1 - start)
+        part = ids[start : start + count + 1]
+        first = (part[:-1] * np.uint32(0x9E3779B1)) ^ (part[1:] * np.uint32(0x85EBCA77))
+        first ^= first >> np.uint32(15)
+        first &= mask
+        found.append(np.flatnonzero(first == 0) + start)
+    starts = np.concatenate(found)
+    inside = starts + SPAN <= offsets[np.searchsorted(offsets, starts, side="right")] if len(starts) else starts == 0
+    return starts[inside]
+
+
+def span_hashes(ids: Ids, starts: Positions) -> Hashes:
+    """64-bit hashes of the spans that begin at the starts."""
     hashed = np.zeros(len(starts), dtype=np.uint64)
     for offset in range(SPAN):  # FNV-1a over the ids (Fowler, Noll, Vo), wrapping as it should
         hashed = (hashed ^ ids[starts + offset]) * np.uint64(0x100000001B3)
@@ -37,11 +76,8 @@ def sampled_spans(ids: Ids, offsets: Offsets, bits: int) -> Hashes:
     return hashed
 
 
-def share_in_train(train: list[Hashes], val: list[Hashes]) -> float:
-    """The share of sampled validation spans that also stand in train; 0 where none was long enough."""
-    wanted = np.concatenate([np.empty(0, dtype=np.uint64), *val])
-    known = np.sort(np.concatenate([np.empty(0, dtype=np.uint64), *train]))
-    if not len(wanted) or not len(known):
-        return 0.0
-    places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return float((known[places] == wanted).mean())
+def _beginnings(ids: Ids, starts: Positions) -> npt.NDArray[np.uint16]:
+    hashed = np.zeros(len(starts), dtype=np.uint32)
+    for offset in range(4):
+        hashed = (hashed + ids[starts + offset]) * np.uint32(0x9E3779B1)
+    return (hashed >> np.uint32(16)).astype(np.uint16)

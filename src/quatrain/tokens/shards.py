@@ -3,14 +3,42 @@
 import contextlib
 import hashlib
 import os
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from quatrain.files import sync_folder, writing
-from quatrain.tokens.overlap import Hashes
-from quatrain.tokens.pieces import Piece
+from quatrain.text.fast import Offsets
+
+LONG = 128  # ids of a document from which one copy a document is faster than one choice an id
+
+
+class Piece(NamedTuple):
+    """Consecutive documents of one split, each behind its eot."""
+
+    ids: npt.NDArray[Any]  # eots included, in the shards' dtype
+    starts: Offsets  # of each document's eot within ids
+    text_bytes: int
+
+
+def framed(ids: npt.NDArray[Any], offsets: Offsets, eot: int, text_bytes: int) -> Piece:
+    """Documents end to end, cut at the offsets, with an eot before each."""
+    count = len(offsets) - 1
+    starts = offsets[:-1] + np.arange(count)
+    marker = np.array([eot], dtype=ids.dtype)
+    if len(ids) > LONG * count:
+        borders = offsets.tolist()
+        parts = [part for start, end in pairwise(borders) for part in (marker, ids[start:end])]
+        return Piece(np.concatenate([marker[:0], *parts]), starts, text_bytes)
+    framed = np.empty(len(ids) + count, dtype=ids.dtype)
+    is_text = np.ones(len(framed), dtype=np.bool_)
+    is_text[starts] = False
+    framed[is_text] = ids
+    framed[starts] = eot
+    return Piece(framed, starts, text_bytes)
 
 
 class SplitWriter:
@@ -27,7 +55,6 @@ class SplitWriter:
         self.shard: HashedFile | None = None
         self.room = 0  # ids that still fit into the open shard
         self.shards: list[dict[str, Any]] = []
-        self.spans: list[Hashes] = []
         self.tokens = self.documents = self.text_bytes = 0
 
     def __enter__(self) -> "SplitWriter":
@@ -38,12 +65,10 @@ class SplitWriter:
 
     def add(self, piece: Piece) -> None:
         """Append consecutive documents."""
-        self.index.write((self.tokens + piece.starts).astype("<u8").tobytes())
+        self.index.write((self.tokens + piece.starts).astype("<u8").data)
         self._append(piece.ids)
         self.documents += len(piece.starts)
         self.text_bytes += piece.text_bytes
-        if len(piece.spans):
-            self.spans.append(piece.spans)
 
     def close(self) -> dict[str, Any]:
         """Append the closing eot, finish the files, and return what store.json says of the split."""
@@ -66,7 +91,7 @@ class SplitWriter:
                 self.shard = self.files.enter_context(HashedFile(path))
                 self.room = self.shard_size
             part = ids[: self.room]
-            self.shard.write(part.tobytes())
+            self.shard.write(part.data)
             self.room -= len(part)
             self.tokens += len(part)
             ids = ids[len(part) :]
@@ -105,9 +130,9 @@ class HashedFile:
         with contextlib.suppress(OSError):  # what cannot be flushed after an error has been told already
             self.file.close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: memoryview) -> None:
         """Append bytes."""
-        self.size += len(data)
+        self.size += data.nbytes
         with writing(self.path, self.size):
             self.file.write(data)
         self.sha256.update(data)

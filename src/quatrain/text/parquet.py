@@ -1,0 +1,163 @@
+"""Parquet: row groups are found by the file's metadata and decoded in the threads that need them."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from quatrain.errors import DataError
+from quatrain.text.rows import CHUNK, Chunk, Reading, Rows, State, no_column, no_string, not_utf8
+
+IN_A_THREAD = 16 << 20  # bytes of a row group above which it is decoded in pieces while reading
+ROWS_AT_ONCE = 256  # of a large row group: a few MB of web text
+
+
+def metadata(path: Path) -> pq.FileMetaData:
+    """The footer of a file. Raises `DataError`."""
+    with _readable(path), pq.ParquetFile(path) as file:
+        return file.metadata
+
+
+def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
+    """Ranges of row groups of about so many bytes in memory each, and their bytes."""
+    start = together = 0
+    for number in range(found.num_row_groups):
+        together += found.row_group(number).total_byte_size
+        if together >= size or number == found.num_row_groups - 1:
+            yield start, number + 1, together
+            start, together = number + 1, 0
+    if found.num_row_groups == 0:
+        yield 0, 0, 0
+
+
+def chunks(path: Path, groups_wanted: tuple[int, int], how: Reading, state: State) -> Iterator[Chunk]:
+    """The chunks of a range of row groups, small groups together and large ones in pieces."""
+    found = metadata(path)
+    with _readable(path), pq.ParquetFile(path, metadata=found, page_checksum_verification=True) as file:
+        _check_column(path, file, how.column)
+        row = 0
+        for start, stop in _small_together(found, groups_wanted, how.column):
+            count = sum(found.row_group(number).num_rows for number in range(start, stop))
+            size = sum(_column_bytes(found, number, how.column) for number in range(start, stop))
+            if row + count > state["row"]:
+                if size <= IN_A_THREAD:
+                    parse = partial(_parse_groups, path, found, (start, stop), how)
+                    yield Chunk(row, count, size, parse, {"row": row + count})
+                else:
+                    yield from _in_pieces(file, (start, stop), row, how, state)
+            row += count
+
+
+def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: State) -> Iterator[Chunk]:
+    """The chunks of a compressed parquet file: it is read from its end, so it is unpacked into a temporary file."""
+    with tempfile.TemporaryFile() as unpacked:
+        for piece in plain:
+            unpacked.write(piece)
+        with _readable(path), pq.ParquetFile(unpacked, page_checksum_verification=True) as file:
+            _check_column(path, file, how.column)
+            for number in range(file.metadata.num_row_groups):
+                first = sum(file.metadata.row_group(before).num_rows for before in range(number))
+                if first + file.metadata.row_group(number).num_rows > state["row"]:
+                    yield from _in_pieces(file, (number, number + 1), first, how, state)
+
+
+def _in_pieces(file: pq.ParquetFile, wanted: tuple[int, int], row: int, how: Reading, state: State) -> Iterator[Chunk]:
+    for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=list(range(*wanted)), columns=[how.column]):
+        if row >= state["row"]:
+            column = batch.column(0)
+            yield Chunk(row, len(column), column.nbytes, partial(parse_array, column, how), {"row": row + len(column)})
+        row += len(batch)
+
+
+def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], how: Reading) -> Rows:
+    # A reader of its own: one is not made for several threads.
+    with _readable(path), pq.ParquetFile(path, metadata=found, page_checksum_verification=True) as file:
+        table = file.read_row_groups(list(range(*wanted)), columns=[how.column], use_threads=False)
+        return parse_array(table.column(0).combine_chunks(), how)
+
+
+def parse_array(column: pa.Array, how: Reading) -> Rows:
+    """The texts of an Arrow array of strings; nulls, other types and bytes that are no text are bad rows."""
+    rows = Rows()
+    if isinstance(column, pa.ChunkedArray):  # more than 2 GB, or of several dictionaries
+        column = pa.concat_arrays(column.cast(pa.large_string()).chunks)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(pa.large_string())
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        for number, value in enumerate(column):
+            rows.spoil(number, "text is no string", no_string(how.column, value.as_py()))
+        return rows
+    if column.null_count == 0 and _is_utf8(column):
+        for number, text in enumerate(_slices(column)):
+            rows.add_utf8(number, text, how.max_document)
+    else:
+        _one_by_one(rows, column, how)
+    return rows
+
+
+def _one_by_one(rows: Rows, column: pa.Array, how: Reading) -> None:
+    for number, value in enumerate(column):
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError as error:
+            rows.spoil(number, "not UTF-8", not_utf8(error))
+            continue
+        if text is None:
+            rows.spoil(number, "text is no string", no_string(how.column, text))
+        else:
+            rows.add(number, text, how.max_document)
+
+
+def _is_utf8(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _slices(column: pa.Array) -> Iterator[bytes]:
+    """The strings as bytes, straight from Arrow's buffers."""
+    _, ends, data = column.buffers()
+    if data is None:
+        yield from (b"" for _ in range(len(column)))
+        return
+    width = np.dtype(np.int32 if pa.types.is_string(column.type) else np.int64)
+    borders = np.frombuffer(ends, dtype=width, count=len(column) + 1, offset=column.offset * width.itemsize).tolist()
+    view = memoryview(data)
+    yield from (bytes(view[start:end]) for start, end in pairwise(borders))
+
+
+def _small_together(found: pq.FileMetaData, wanted: tuple[int, int], column: str) -> Iterator[tuple[int, int]]:
+    start, together = wanted[0], 0
+    for number in range(*wanted):
+        together += _column_bytes(found, number, column)
+        if together >= CHUNK or number == wanted[1] - 1:
+            yield start, number + 1
+            start, together = number + 1, 0
+
+
+def _column_bytes(found: pq.FileMetaData, number: int, column: str) -> int:
+    group = found.row_group(number)
+    parts = (group.column(place) for place in range(group.num_columns))
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
+
+
+def _check_column(path: Path, file: pq.ParquetFile, column: str) -> None:
+    names = file.schema_arrow.names
+    if column not in names:
+        raise DataError(f"{path}: {no_column(column, names)}")
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from error

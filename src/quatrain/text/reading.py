@@ -1,0 +1,169 @@
+"""Documents out of sources: cut into spans that can be read on their own, and spans into chunks for threads.
+
+A chunk is cheap to cut and is parsed later, in any thread. Its state says where reading goes on behind it.
+Every row comes out as a text or as something bad with its kind: none is passed over without a word.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import BinaryIO
+
+from quatrain.errors import DataError
+from quatrain.text import parquet
+from quatrain.text.compressed import Truncated, decompress
+from quatrain.text.lines import READ, behind, count_lines, next_line, parse_lines, pieces_of_lines, whole_lines
+from quatrain.text.rows import Bad, Chunk, Reading, Rows, State, decoded
+from quatrain.text.sources import Source, opened
+
+SPAN = 64 << 20  # bytes of a file that can be sought
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of one source that can be read on its own: bytes of a .jsonl, row groups of a .parquet, or all."""
+
+    source: Source
+    start: int = 0
+    stop: int = 0
+    size: int = 0  # bytes of text, about; 0: not known before it is read
+
+    @cached_property
+    def first_row(self) -> int:
+        """Rows of the source before this span; for .jsonl the lines before it are counted."""
+        if self.start == 0:
+            return 0
+        if self.source.kind == ".parquet":
+            found = parquet.metadata(self.source.path)
+            return sum(found.row_group(number).num_rows for number in range(self.start))
+        with opened(self.source.path) as file:
+            return count_lines(file, self.start)
+
+    def place(self, row: int, short: bool = False) -> str:
+        """Where a row of this span, counted from 0, stands: `file.jsonl:17`; if short, by the file's base name."""
+        return self.source.place(self.first_row + row + 1, short)
+
+
+def spans(source: Source) -> Iterator[Span]:
+    """The spans of a source, in order; of a parquet file that cannot be read one, that `chunks` fails on."""
+    size = source.size
+    if source.compression:
+        yield Span(source)
+    elif source.kind == ".jsonl":
+        borders = [*range(0, size, SPAN), size] if size else [0, 0]
+        yield from (Span(source, start, stop, stop - start) for start, stop in pairwise(borders))
+    elif source.kind == ".parquet":
+        try:
+            groups = list(parquet.groups(parquet.metadata(source.path), SPAN))
+        except DataError:
+            groups = [(0, 0, 0)]
+        yield from (Span(source, *group) for group in groups)
+    else:
+        yield Span(source, size=size)
+
+
+def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chunk]:
+    """The chunks of a span: all of them, or those behind a state.
+
+    Raises `DataError` for a file that cannot be read to its end; with `skip_bad` that is one more bad row.
+    """
+    readers = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet, "poems": _poems}
+    state = state or {"row": 0}
+    row = state["row"]
+    if state.get("over"):
+        return
+    try:
+        for chunk in readers[span.source.kind](span, how, state):
+            row = chunk.first + chunk.rows
+            yield chunk
+    except DataError as error:
+        if not how.skip_bad:
+            raise
+        spoiled = Rows(bad=[_bad_file(error)])
+        yield Chunk(row, 1, 0, lambda: spoiled, {"row": row + 1, "over": True})
+
+
+def parse(span: Span, chunk: Chunk, how: Reading) -> Rows:
+    """The rows of a chunk. Raises `DataError` with the place of the first bad one, but for `skip_bad`."""
+    try:
+        rows = chunk.parse()
+    except DataError as error:
+        if not how.skip_bad:
+            raise
+        return Rows(bad=[_bad_file(error)._replace(lost=chunk.rows)])
+    if rows.bad and not how.skip_bad:
+        raise DataError(f"{span.place(chunk.first + rows.bad[0].row)}: {rows.bad[0].sentence}")
+    return rows
+
+
+def read_texts(source: Source, how: Reading | None = None) -> Iterator[bytes]:
+    """Every text of a source in UTF-8, one after another. Raises `DataError`."""
+    how = how or Reading()
+    for span in spans(source):
+        for chunk in chunks(span, how):
+            yield from parse(span, chunk, how).texts
+
+
+def _bad_file(error: DataError) -> Bad:
+    return Bad(0, "truncated file" if isinstance(error, Truncated) else "damaged file", str(error))
+
+
+def _pieces(span: Span, how: Reading, file: BinaryIO) -> Iterator[bytes]:
+    raw = iter(lambda: file.read(READ), b"")
+    source = span.source
+    return decompress(source.path, source.compression, raw, how.max_ratio) if source.compression else raw
+
+
+def _text(span: Span, how: Reading, state: State) -> Iterator[Chunk]:
+    if state["row"] == 0:
+        yield Chunk(0, 1, span.source.size, partial(_parse_text, span, how), {"row": 1})
+
+
+def _parse_text(span: Span, how: Reading) -> Rows:
+    rows, parts, size = Rows(), [], 0
+    with opened(span.source.path) as file:
+        for piece in _pieces(span, how, file):
+            size += len(piece)
+            if size <= how.max_document:  # beyond it, the length alone is wanted
+                parts.append(piece)
+    if size > how.max_document:
+        rows.spoil_too_long(0, size)
+    else:
+        text = decoded(rows, 0, b"".join(parts))
+        if text is not None:
+            rows.add_utf8(0, text.encode(), how.max_document)
+    return rows
+
+
+def _poems(span: Span, how: Reading, state: State) -> Iterator[Chunk]:
+    # The blocks between blank lines; the final newline of the file belongs to none of them.
+    blocks = span.source.path.read_text(encoding="utf-8").strip("\n").split("\n\n")
+    if state["row"] == 0:
+        rows = Rows([block.encode() for block in blocks], list(range(len(blocks))))
+        yield Chunk(0, len(blocks), span.source.size, lambda: rows, {"row": len(blocks)})
+
+
+def _json_lines(span: Span, how: Reading, state: State) -> Iterator[Chunk]:
+    row = state["row"]
+    with opened(span.source.path) as file:
+        if span.source.compression:
+            offset = state.get("offset", 0)
+            pieces = behind(_pieces(span, how, file), offset)
+        else:
+            offset = state.get("offset", next_line(file, span.start))
+            pieces = pieces_of_lines(file, offset, span.stop)
+        for block, end in whole_lines(pieces, how.max_line):
+            count = block.count(b"\n") + (not block.endswith(b"\n"))
+            yield Chunk(
+                row, count, len(block), partial(parse_lines, block, how), {"row": row + count, "offset": offset + end}
+            )
+            row += count
+
+
+def _parquet(span: Span, how: Reading, state: State) -> Iterator[Chunk]:
+    if not span.source.compression:
+        yield from parquet.chunks(span.source.path, (span.start, span.stop), how, state)
+        return
+    with opened(span.source.path) as file:
+        yield from parquet.chunks_of_stream(_pieces(span, how, file), span.source.path, how, state)

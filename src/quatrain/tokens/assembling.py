@@ -1,0 +1,158 @@
+"""The second half of a preparation: near-duplicates are found, and the documents that stay become shards.
+
+Everything runs over blocks of documents in threads, with a bounded number of ids in memory.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quatrain.files import writing
+from quatrain.mixing import derive, mix
+from quatrain.text.similar import ValidationIndex
+from quatrain.text.tokenizers import Tokenizer
+from quatrain.tokens.claim import PARTS
+from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.corpus import Corpus, Numbers
+from quatrain.tokens.deciding import Decisions, Fate
+from quatrain.tokens.overlap import Hashes, SpanSample, thinning
+from quatrain.tokens.shards import Piece, SplitWriter, framed
+from quatrain.tokens.store import SplitName
+from quatrain.tokens.tokenizing import in_order
+
+SHORT = 100  # bytes of text below which a few grams in common say nothing: only equal documents are duplicates
+BLOCK = 1 << 20  # ids that a thread works on at once
+INDEXED = 16 << 20  # ids of validation that are compared with train at once: about 0.5 GB
+
+
+@dataclass
+class Assembly:
+    """Writes the splits of a corpus into the folder of its store."""
+
+    corpus: Corpus
+    decisions: Decisions
+    config: PrepareConfig
+    tokenizer: Tokenizer
+    folder: Path
+    name: str
+    progress: Callable[[str, int, int], None] = lambda phase, done, of: None
+    found: Hashes = field(default_factory=lambda: np.empty(0, dtype=np.uint64))  # spans of validation seen in train
+
+    def run(self) -> dict[str, Any]:
+        """Both splits as store.json describes them."""
+        val = self.decisions.documents(Fate.VAL)
+        if self.config.cross_dedup and not self.config.val_tail:
+            self._leave_out_near_validation(val)
+        if self.config.near_dedup:
+            self._leave_out_near_duplicates()
+        sample = SpanSample(thinning(int(self.corpus.text_bytes.sum())))
+        for block in self.corpus.blocks(val, BLOCK):
+            sample.add(*self.corpus.gather(block))
+        train = self.decisions.documents(Fate.TRAIN)
+        if self.config.shuffle is not None:
+            train = _shuffled(train, self.corpus.hashes[train], self.config.shuffle)
+        splits = {"train": self._write("train", train, sample), "val": self._write("val", val, sample)}
+        splits["val"]["share_in_train"] = round(sample.share(self.found), 6)
+        return splits
+
+    def _in_blocks(self, work: Callable[[Numbers], Any], documents: Numbers, phase: str) -> Iterator[Any]:
+        """What `work` gives for each block of documents, in order."""
+        done = 0
+        blocks = self.corpus.blocks(documents, BLOCK)
+        for count, result in in_order(lambda block: (len(block), work(block)), blocks, self.config.workers):
+            done += count
+            self.progress(phase, done, len(documents))
+            yield result
+
+    def _not_short(self, documents: Numbers) -> Numbers:
+        return documents[self.corpus.text_bytes[documents] >= SHORT]
+
+    def _leave_out_near_validation(self, val: Numbers) -> None:
+        for some in self.corpus.blocks(self._not_short(val), INDEXED):
+            index = ValidationIndex(*self.corpus.gather(some), self.config.near_threshold)
+
+            def compare(block: Numbers, index: ValidationIndex = index, some: Numbers = some) -> tuple[Any, ...]:
+                near, like, jaccard = index.similar(*self.corpus.gather(block))
+                return block[near], some[like], jaccard
+
+            train = self._not_short(self.decisions.documents(Fate.TRAIN))
+            for near, like, jaccard in self._in_blocks(compare, train, "comparing with validation"):
+                first = np.unique(near, return_index=True)[1]
+                self.decisions.leave_out(Fate.NEAR_VALIDATION, near[first], like[first], jaccard[first])
+
+    def _leave_out_near_duplicates(self) -> None:
+        from quatrain.text.near import band_hashes, candidate_pairs, removed, verified  # with rensa, only for this
+
+        train = self._not_short(self.decisions.documents(Fate.TRAIN))
+
+        def bands(block: Numbers) -> Any:
+            return band_hashes(*self.corpus.gather(block))
+
+        if not len(train):
+            return
+        with Bands(self.folder / PARTS / "bands.tmp") as file:
+            for rows in self._in_blocks(bands, train, "hashing for near-duplicates"):
+                file.add(rows)
+            pairs = candidate_pairs(file.column)
+        similar = verified(
+            pairs, lambda place: self.corpus.gather(train[place : place + 1])[0], self.config.near_threshold
+        )
+        gone, like, jaccard = removed(pairs, similar, len(train))
+        self.decisions.leave_out(Fate.NEAR_DUPLICATE, train[gone], train[like], jaccard)
+
+    def _write(self, split: SplitName, documents: Numbers, sample: SpanSample) -> dict[str, Any]:
+        def piece(block: Numbers) -> tuple[Piece, Hashes]:
+            ids, offsets = self.corpus.gather(block)
+            found = sample.found_in(ids, offsets) if split == "train" else self.found
+            return framed(ids, offsets, self.tokenizer.eot, int(self.corpus.text_bytes[block].sum())), found
+
+        stem = f"{self.name}_{split}"
+        with SplitWriter(self.folder, stem, self.corpus.dtype, self.tokenizer.eot, self.config.shard_size) as writer:
+            for written, found in self._in_blocks(piece, documents, f"writing {split}"):
+                writer.add(written)
+                self.found = np.union1d(self.found, found)
+            return writer.close()
+
+
+def _shuffled(documents: Numbers, hashes: Hashes, seed: int) -> Numbers:
+    """An order that follows from the texts and the seed alone, whatever the order of the sources."""
+    keys: Hashes = mix(hashes ^ np.uint64(derive(seed)))
+    return documents[np.argsort(keys, kind="stable")]
+
+
+class Bands:
+    """The band hashes of all documents on disk: written in blocks of documents, read one band at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counts: list[int] = []
+        with writing(path):
+            self.file = path.open("w+b")
+
+    def __enter__(self) -> "Bands":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.file.close()
+        self.path.unlink()
+
+    def add(self, hashes: npt.NDArray[Any]) -> None:
+        """Append documents: their hashes, shape (documents, bands)."""
+        with writing(self.path, self.file.tell() + hashes.nbytes):
+            self.file.write(hashes.T.tobytes())
+            self.file.flush()
+        self.counts.append(len(hashes))
+        self.dtype, self.bands = hashes.dtype, hashes.shape[1]
+
+    def column(self, band: int) -> npt.NDArray[Any]:
+        """The hashes of one band, shape (documents,)."""
+        parts, offset = [], 0
+        for count in self.counts:
+            place = (offset * self.bands + band * count) * self.dtype.itemsize
+            parts.append(np.fromfile(self.path, dtype=self.dtype, count=count, offset=place))
+            offset += count
+        return np.concatenate(parts)

@@ -1,0 +1,76 @@
+"""What a person sees of a preparation: a bar with rate and time left on a terminal, plain lines elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+
+from quatrain.console import human, say
+
+SECONDS_BETWEEN_LINES = 5.0
+BYTES = "tokenizing"  # the phase that is counted in bytes of text; the others are in documents
+
+
+class Bars:
+    """Shows the phases of a preparation, one after the other; a context that ends the bar."""
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.phase = ""
+        self.began = self.last_line = time.monotonic()
+        self.first = 0
+
+    def __enter__(self) -> "Bars":
+        if human().isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                Amount(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=Console(file=human(), highlight=False), transient=True)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def say(self, line: str) -> None:
+        """A sentence about the preparation."""
+        if self.bar:
+            self.bar.console.print(line, markup=False, soft_wrap=True)
+        else:
+            say(line)
+
+    def __call__(self, phase: str, done: int, of: int) -> None:
+        """So much of a phase is done."""
+        if phase != self.phase:
+            self.phase, self.began, self.first = phase, time.monotonic(), done
+            if self.bar:
+                for old in self.bar.task_ids:
+                    self.bar.remove_task(old)
+                self.bar.add_task(phase, total=of or None, completed=done)
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=done, total=max(of, done) if of else None)
+        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+            self.last_line = time.monotonic()
+            rate = (done - self.first) / max(1e-9, self.last_line - self.began)
+            left = f", {(of - done) / rate:,.0f} s left" if of > done and rate else ""
+            self.say(f"{phase}: {amount(phase, done, of, rate)}{left}")
+
+
+class Amount(ProgressColumn):
+    """What is done of a phase, and how fast."""
+
+    def render(self, task: Task) -> str:
+        return amount(task.description, int(task.completed), int(task.total or 0), task.speed or 0.0)
+
+
+def amount(phase: str, done: int, of: int, rate: float) -> str:
+    """`12.3 of 110.0 MB, 95.1 MB/s`, or the same in documents."""
+    if phase == BYTES:
+        whole = f" of {of / 1e6:,.1f}" if of else ""
+        return f"{done / 1e6:,.1f}{whole} MB of text, {rate / 1e6:,.1f} MB/s"
+    return f"{done:,} of {of:,} documents, {rate:,.0f}/s"
