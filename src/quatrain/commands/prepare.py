@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -51,6 +51,8 @@ def prepare(
     max_ratio: float = DEFAULTS.max_ratio,
     task: str | None = None,
     finish: Flag = False,
+    engine: Literal["threads", "ray"] = "threads",
+    tasks: int = 0,
     json: Flag = False,
 ) -> dict[str, Any]:
     """Tokenize text into a store that `train` reads; after an interruption the same command goes on.
@@ -108,6 +110,10 @@ def prepare(
         Do one share of the work, such as 3/64 (0/64 to 63/64), into the shared folder --out.
     finish
         Make the store of what all tasks have done.
+    engine
+        threads of this machine, or ray: tasks on the Ray cluster that RAY_ADDRESS names, else on this machine.
+    tasks
+        Number of tasks on Ray. Default: four for each of its cores.
     json
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
@@ -139,6 +145,10 @@ def prepare(
             max_ratio=max_ratio,
         )
         share = _task(task, config, finish)
+        if tasks < 0 or (tasks and engine != "ray"):
+            raise ConfigError([f"tasks is {tasks}, expected at least 1, with engine ray"])
+        if engine == "ray" and (share or finish or config.val_tail):
+            raise ConfigError(["engine ray does all tasks and finishes; give it without task, finish and val_tail"])
     except ConfigError as error:
         raise error.as_flags() from None
     from quatrain.tokens.progress import Bars
@@ -148,6 +158,10 @@ def prepare(
     with Bars() as bars:
         if share:
             done = prepare_task(sources, out, config, share, bars.say, bars)
+        elif engine == "ray":
+            from quatrain.interop.ray_tasks import prepare_on_ray
+
+            done = prepare_on_ray(sources, out, config, tasks, bars.say, bars)
         else:
             done = (finish_tasks if finish else write_store)(sources, out, config, bars.say, bars)
     if share:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from quatrain.console import human, say
 
 SECONDS_BETWEEN_LINES = 5.0
-BYTES = "tokenizing"  # the phase that is counted in bytes of text; the others are in documents
+UNITS = {"tokenizing": "MB of text", "tasks on Ray": "tasks"}  # of other phases: documents
 
 
 class Bars:
@@ -69,8 +69,9 @@ class Amount(ProgressColumn):
 
 
 def amount(phase: str, done: int, of: int, rate: float) -> str:
-    """`12.3 of 110.0 MB, 95.1 MB/s`, or the same in documents."""
-    if phase == BYTES:
+    """`12.3 of 110.0 MB of text, 95.1/s`, or the same in documents."""
+    unit = UNITS.get(phase, "documents")
+    if unit == "MB of text":
         whole = f" of {of / 1e6:,.1f}" if of else ""
-        return f"{done / 1e6:,.1f}{whole} MB of text, {rate / 1e6:,.1f} MB/s"
-    return f"{done:,} of {of:,} documents, {rate:,.0f}/s"
+        return f"{done / 1e6:,.1f}{whole} {unit}, {rate / 1e6:,.1f} MB/s"
+    return f"{done:,} of {of:,} {unit}, {rate:,.1f}/s"

@@ -114,7 +114,6 @@ def tokenize(
     job: Job, claim: Claim, mine: Sequence[int], report: Report, progress: Progress, task: tuple[int, int] = (0, 1)
 ) -> None:
     """Tokenize the numbered units into parts, and hash the sources that begin in them."""
-    replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     sizes = [span.size for unit in mine for span in job.units[unit].spans]
     total = sum(sizes) if all(sizes) else 0
     _check_room(job.out, sum(sizes) // 4, "at least, for ids on their way")
@@ -191,6 +190,7 @@ def finish(job: Job, claim: Claim, report: Report, progress: Progress) -> None:
     ids = int(corpus.tokens[staying].sum()) + int(staying.sum())
     claim.remove_shards()
     _check_room(job.out, ids * corpus.dtype.itemsize + 8 * int(staying.sum()), "for the shards")
+    replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     splits = Assembly(corpus, decisions, job.config, job.tokenizer, job.out, job.name, progress).run()
     _check_documents(job, corpus, decisions)
     if job.look() != job.looks:
