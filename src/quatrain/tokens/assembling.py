@@ -26,7 +26,7 @@ from quatrain.tokens.tokenizing import in_order
 
 SHORT = 100  # bytes of text below which a few grams in common say nothing: only equal documents are duplicates
 BLOCK = 1 << 20  # ids that a thread works on at once
-INDEXED = 16 << 20  # ids of validation that are compared with train at once: about 0.5 GB
+INDEXED = 4 << 20  # ids of validation that are compared with train at once: it bounds the memory
 
 
 @dataclass

@@ -20,7 +20,7 @@ from quatrain.tokens.parts import NAME, PartWriter, whole_parts
 
 UNIT_BYTES = 64 << 20  # on disk: small sources are put together up to it
 PART_BYTES = 32 << 20  # of text, after which a new part begins
-AHEAD_BYTES = 64 << 20  # of text that is being worked on: bounds the memory, whatever the number of workers
+AHEAD_BYTES = 32 << 20  # of text that is being worked on: bounds the memory, whatever the number of workers
 AHEAD_EACH = 4  # chunks waiting for each thread
 
 T = TypeVar("T")
