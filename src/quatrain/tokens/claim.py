@@ -24,10 +24,11 @@ class Claim:
     leaves is taken back: the input must change, and with it the request, so nothing could be continued.
     """
 
-    def __init__(self, folder: Path, name: str, request: str) -> None:
+    def __init__(self, folder: Path, name: str, request: str, command: str = "prepare") -> None:
         self.folder = folder
         self.request = request
-        self.shards = re.compile(rf"{re.escape(name)}_(train|val)(_\d{{6,}}\.bin|\.idx)(\.tmp)?")
+        self.command = command
+        self.shards = re.compile(rf"{re.escape(name)}_(train|val)(_(\d{{6,}}|eot)\.bin|\.idx)(\.tmp)?")
         self.lock = FileLock(folder / LOCK, timeout=0)
         self.made_folder = not folder.exists()
 
@@ -48,8 +49,11 @@ class Claim:
         try:
             self.lock.acquire()
         except Timeout as error:
-            raise DataError(f"{self.folder}: another prepare is writing into it; wait for it, or stop it") from error
-        replace_file(self.folder / PROGRESS, json.dumps({"version": VERSION, "request": self.request}).encode())
+            raise DataError(
+                f"{self.folder}: another {self.command} is writing into it; wait for it, or stop it"
+            ) from error
+        progress = {"version": VERSION, "request": self.request, "command": self.command}
+        replace_file(self.folder / PROGRESS, json.dumps(progress).encode())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
