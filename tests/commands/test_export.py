@@ -78,6 +78,19 @@ def test_megatron_reads_documents_each_with_its_eot_behind_it():
     assert peers.read_megatron(Path("X/web_val")) == [[*document, EOT] for document in VAL]
 
 
+@pytest.mark.parametrize("last", [[1, 2, 3], []])
+def test_a_closing_eot_is_no_shard_of_its_own_unless_it_says_something(last):
+    documents = [[5] * 20, last]
+    bytes_store(Path("more"), documents, VAL)
+    size = len(peers.stream(documents, EOT)) - 1
+    done("export", "more/S", "--to", "npy", "--out", "X", "--shard-size", size)
+    shards = [np.load(path).tolist() for path in sorted(Path("X").glob("*_train_*.npy"))]
+    assert shards == [peers.stream(documents, EOT)[:-1], *([] if last else [[EOT]])]
+    done("adopt", "X", "--out", "back")
+    assert TokenStore("back").train[:].tolist() == peers.stream(documents, EOT)
+    assert TokenStore("back").document_starts("train").tolist() == peers.starts(documents)
+
+
 DOCUMENTS = st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=6)
 
 

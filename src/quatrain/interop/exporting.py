@@ -136,13 +136,14 @@ class _Writer:
     def _shards(self, split: SplitName, stream: TokenStream, number: int) -> int:
         """Shards of a split, numbered on from `number`; the number that comes next."""
         size = self.config.shard_size
-        for start in range(0, len(stream), size):
-            stop = min(len(stream), start + size)
+        length = _length(stream, size, self.store.eot)
+        for start in range(0, length, size):
+            stop = min(length, start + size)
             file = f"{self.name}_{split}_{number:06d}.{ENDING[self.config.to]}"
             self._write(file, _header(self.config.to, stop - start), self._ids(stream, start, stop, np.dtype("<u2")))
             number += 1
-        if len(stream) % size:
-            self.report(f"{split}: its last shard is partial, {len(stream) % size:,} ids of {size:,}")
+        if length % size:
+            self.report(f"{split}: its last shard is partial, {length % size:,} ids of {size:,}")
         return number
 
     def _megatron(self, split: SplitName, stream: TokenStream) -> None:
@@ -181,6 +182,16 @@ class _Writer:
         if time.monotonic() - self.last_said > SECONDS_BETWEEN_LINES:
             self.last_said = time.monotonic()
             self.report(f"{self.done:,} of {len(self.store.train) + len(self.store.val):,} ids written")
+
+
+def _length(stream: TokenStream, size: int, eot: int) -> int:
+    """The ids to write: all, but for a closing eot that would be a shard of its own.
+
+    No peer could train on that shard, and `adopt` supplies the eot again. Behind a document without ids it
+    stays, or that document would be lost.
+    """
+    alone = size > 1 and len(stream) % size == 1 and int(stream[-2]) != eot
+    return len(stream) - 1 if alone else len(stream)
 
 
 def _header(to: ShardFormat, tokens: int) -> bytes:
