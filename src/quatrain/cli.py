@@ -15,8 +15,10 @@ import cyclopts
 
 import quatrain
 from quatrain import console
+from quatrain.commands.adopt import adopt
 from quatrain.commands.demo import demo
 from quatrain.commands.evaluate import evaluate
+from quatrain.commands.export import export
 from quatrain.commands.inspect import inspect
 from quatrain.commands.prepare import prepare
 from quatrain.commands.recipes import recipes
@@ -75,7 +77,7 @@ def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         help_format="plaintext",
         default_parameter=cyclopts.Parameter(allow_repeating=True),  # later wins, as it does among settings
     )
-    for command in (prepare, evaluate, sample, inspect, recipes, demo):
+    for command in (prepare, evaluate, sample, inspect, adopt, export, recipes, demo):
         app.command(command)
     app.command(train, help_epilogue=settings_help() if words[:1] == ["train"] else "")
     if words[:1] in TAKE_SETTINGS:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from quatrain import TokenStore, prepare
 from quatrain.errors import DataError
 from quatrain.text.tokenizers import ByteTokenizer, load_tokenizer
 from quatrain.tokens import encoding, shards, writer
-from quatrain.tokens.config import PrepareConfig
-from quatrain.tokens.store import AGAIN, TokenStream, fingerprint
+from quatrain.tokens.config import DataConfig, PrepareConfig
+from quatrain.tokens.loader import Loader
+from quatrain.tokens.store import AGAIN, SeparatedStream, TokenStream, fingerprint
 
 PIECES = st.lists(
     arrays.arrays(st.sampled_from([np.uint16, np.uint32]), st.integers(0, 6), elements=st.integers(0, 60_000)),
@@ -282,3 +284,98 @@ def test_the_dtype_follows_the_largest_id_that_can_come(tmp_path, monkeypatch, v
     ids = np.fromfile(tmp_path / shard["file"], dtype=kind)
     assert ids.tolist() == [vocab_size - 1, 1, vocab_size - 2, vocab_size - 1]
     assert shard["sha256"] == hashlib.sha256(ids.tobytes()).hexdigest()
+
+
+def test_case_51_a_stream_does_not_wrap_ids_into_a_narrower_dtype():
+    stream = TokenStream([np.array([1, 2], dtype=np.uint16), np.array([70_000], dtype=np.uint32)])
+    assert stream[:].tolist() == [1, 2, 70_000]
+    assert np.asarray(stream, dtype=np.int64).tolist() == [1, 2, 70_000]
+    with pytest.raises(OverflowError, match="the stream holds ids up to 70,000, which uint16 cannot hold"):
+        np.asarray(stream, dtype=np.uint16)
+    assert np.asarray(TokenStream([np.array([7], dtype=np.uint32)]), dtype=np.uint16).dtype == np.uint16
+
+
+@pytest.mark.parametrize("kinds", [(np.int64, np.uint64), (np.float32,), (np.uint16, np.float64)])
+def test_case_51_pieces_that_would_make_ids_floats_are_refused(kinds):
+    with pytest.raises(TypeError, match="ids are integers, these pieces are"):
+        TokenStream([np.zeros(2, dtype=kind) for kind in kinds])
+
+
+@given(documents=st.lists(st.lists(st.integers(0, 400), max_size=5), min_size=1, max_size=8), data=st.data())
+def test_a_stream_with_eots_by_its_index_reads_as_if_the_files_held_them(documents, data):
+    ids = np.array([token for document in documents for token in document], dtype=np.uint16)
+    cut = data.draw(st.integers(0, len(ids)))
+    lengths = np.array([len(document) + 1 for document in documents])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.uint64)
+    eot = data.draw(st.sampled_from([500, 70_000]))
+    plain = np.array([token for document in documents for token in [eot, *document]])
+    stream = SeparatedStream([ids[:cut], ids[cut:]], starts, eot)
+    assert len(stream) == len(plain)
+    assert np.array_equal(np.asarray(stream), plain)
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(plain))] * 2)))
+    assert np.array_equal(stream.read(start, stop), plain[start:stop])
+    with pytest.raises(IndexError, match="of a stream of"):
+        stream.read(0, len(plain) + 1)
+
+
+def test_a_window_costs_the_same_however_many_eots_the_index_supplies():
+    count = 5_000_000
+    starts = np.arange(count, dtype=np.uint64) * np.uint64(5)
+    stream = SeparatedStream([np.zeros(4 * count, dtype=np.uint16)], starts, 9)
+    began = time.perf_counter()
+    for start in range(0, len(stream) - 1024, len(stream) // 100):
+        assert (stream.read(start, start + 1024) == 9).sum() in (204, 205)
+    assert time.perf_counter() - began < 0.5  # one pass over the index for each would take seconds
+
+
+SHARD, SHARDS = 100_000_000, 100  # ids a shard, and shards: 10 billion ids
+
+
+@pytest.fixture
+def ten_billion(folder, tmp_path) -> Path:
+    """A store of 10 billion ids over sparse files: 100 shards of train; 10 million documents."""
+    facts = json.loads((folder / "store.json").read_text())
+    train = facts["splits"]["train"]
+    shard = {"tokens": SHARD, "dtype": "uint16", "offset": 0, "sha256": "0" * 64}
+    train["shards"] = [shard | {"file": f"big_train_{number:06d}.bin"} for number in range(SHARDS)]
+    train |= {"tokens": SHARD * SHARDS, "documents": 10_000_000}
+    for part in train["shards"]:
+        with (folder / part["file"]).open("wb") as file:
+            file.truncate(2 * SHARD)
+    with (folder / train["idx"]["file"]).open("r+b") as file:
+        file.truncate(8 * train["documents"])
+    with (folder / train["shards"][-2]["file"]).open("r+b") as file:
+        file.seek(-6, os.SEEK_END)
+        file.write(np.array([1, 2, 3], dtype="<u2").tobytes())
+    with (folder / train["shards"][-1]["file"]).open("r+b") as file:
+        file.write(np.array([4, 5], dtype="<u2").tobytes())
+        file.seek(-8, os.SEEK_END)
+        file.write(np.array([6, 7, 8, 256], dtype="<u2").tobytes())
+    change_facts(folder, splits=facts["splits"])
+    return folder
+
+
+def test_ten_billion_ids_open_at_once_and_give_their_last_window(ten_billion):
+    TokenStore(ten_billion)  # the kernel has now seen the names
+    began = time.perf_counter()
+    store = TokenStore(ten_billion)
+    assert time.perf_counter() - began < 0.1
+    n = len(store.train)
+    assert n == 10_000_000_000
+    assert store.train.read(n - 5, n).tolist() == [0, 6, 7, 8, 256]
+    rows = store.train.gather(np.array([n - SHARD - 3, n - 1025]), 1025)
+    assert rows[0, :6].tolist() == [1, 2, 3, 4, 5, 0]
+    assert rows[1, -5:].tolist() == [0, 6, 7, 8, 256]
+    assert len(store.document_starts("train")) == 10_000_000
+    loader = Loader(store.train, DataConfig(seq_len=1024, order="sequential"), store.eot)
+    last = loader.rows_per_epoch - 1
+    start = last * 1024
+    assert loader.batch(last, 1).targets[0].tolist() == store.train.read(start + 1, start + 1025).tolist()
+
+
+def test_an_unfinished_store_names_the_command_that_was_writing_it(folder):
+    (folder / "store.json").rename(folder / "prepare.json")
+    for content, command in (("{}", "prepare"), ("{", "prepare"), ('{"command": "adopt"}', "adopt")):
+        (folder / "prepare.json").write_text(content)
+        with pytest.raises(DataError, match=f"an unfinished preparation; give its {command} command again"):
+            TokenStore(folder)

@@ -1,12 +1,16 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
+import peers
 from quatrain.errors import QuatrainError
+from quatrain.interop.adoption import adopt
+from quatrain.interop.config import AdoptConfig
 from quatrain.tokens.config import DataConfig, PrepareConfig
 from quatrain.tokens.loader import Batch, Loader
-from quatrain.tokens.store import TokenStore
+from quatrain.tokens.store import SeparatedStream, TokenStore
 from quatrain.tokens.writer import prepare
 from quatrain.training.selftest import check_first_batch
 
@@ -22,6 +26,30 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 def test_a_right_batch_passes_across_shards(sharded: TokenStore, order: str) -> None:
     loader = Loader(sharded.train, DataConfig(seq_len=120, order=order), sharded.eot)
     check_first_batch(loader, sharded, "train", first_row=3, count=8)
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """An adopted store whose eots stand in no file, but before each document of a Megatron index."""
+    folder = tmp_path_factory.mktemp("indexed")
+    documents = [list(range(1, number % 9 + 2)) for number in range(200)]
+    peers.megatron(folder / "peer" / "x_train", documents)
+    peers.megatron(folder / "peer" / "x_val", documents[:9])
+    adopt(str(folder / "peer"), folder / "store", AdoptConfig(tokenizer="bytes"))
+    return TokenStore(folder / "store")
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+def test_a_right_batch_passes_where_the_index_supplies_the_eots(indexed: TokenStore, order: str) -> None:
+    loader = Loader(indexed.train, DataConfig(seq_len=31, order=order), indexed.eot)
+    check_first_batch(loader, indexed, "train", first_row=3, count=8)
+
+
+def test_an_eot_that_is_read_in_another_place_is_found(indexed: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SeparatedStream(indexed.train.pieces, indexed.document_starts("train") + np.uint64(1), indexed.eot)
+    loader = Loader(stream, DataConfig(seq_len=31), indexed.eot)
+    with pytest.raises(QuatrainError, match="of the train split is not what its files hold"):
+        check_first_batch(loader, indexed, "train", first_row=0, count=8)
 
 
 def targets_equal_to_inputs(batch: Batch) -> Batch:

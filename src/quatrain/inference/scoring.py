@@ -120,7 +120,8 @@ def _scored_bytes(store: TokenStore, split: SplitName, tokens: int) -> int | Non
     stream = store.split(split)
     if tokens == len(stream) - 1:
         # The stream's first id, an eot, is no target: all bytes of the split's text are.
-        return int(store.facts["splits"][split]["bytes"])
+        known: int | None = store.facts["splits"][split]["bytes"]  # None in an adopted store without a byte table
+        return known
     lengths = store.tokenizer.token_lengths()
     return None if lengths is None else int(lengths[stream.read(1, tokens + 1)].sum())
 

@@ -30,11 +30,14 @@ class Claim:
     plan, so nothing could be continued.
     """
 
-    def __init__(self, folder: Path, name: str, plan: str, task: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, plan: str, task: tuple[int, int] | None = None, command: str = "prepare"
+    ) -> None:
         self.folder = folder
         self.plan = plan
         self.task = task
-        self.shards = re.compile(rf"{re.escape(name)}_(train|val)(_\d{{6,}}\.bin|\.idx)(\.tmp)?")
+        self.command = command
+        self.shards = re.compile(rf"{re.escape(name)}_(train|val)(_(\d{{6,}}|eot)\.bin|\.idx)(\.tmp)?")
         self.made_folder = not folder.exists()
         self.locks = contextlib.ExitStack()
 
@@ -66,8 +69,8 @@ class Claim:
                 self._lock(locks, self.folder / LOCK)
                 for path in sorted(self.parts.glob("task_*.lock")):
                     self._lock(locks, path)
-            content = json.dumps({"version": VERSION, "plan": self.plan}).encode()
-            replace_file(self.folder / PROGRESS, content)
+            progress = {"version": VERSION, "plan": self.plan, "command": self.command}
+            replace_file(self.folder / PROGRESS, json.dumps(progress).encode())
             self.locks = locks.pop_all()
         return self
 
@@ -86,7 +89,9 @@ class Claim:
         try:
             locks.enter_context(FileLock(path, timeout=seconds))
         except Timeout as error:
-            raise DataError(f"{self.folder}: another prepare is writing into it; wait for it, or stop it") from error
+            raise DataError(
+                f"{self.folder}: another {self.command} is writing into it; wait for it, or stop it"
+            ) from error
 
     def remove_shards(self) -> None:
         """Remove shards and indices of an earlier try, whole or not."""

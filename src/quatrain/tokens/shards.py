@@ -130,9 +130,9 @@ class HashedFile:
         with contextlib.suppress(OSError):  # what cannot be flushed after an error has been told already
             self.file.close()
 
-    def write(self, data: memoryview) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
-        self.size += data.nbytes
+        self.size += memoryview(data).nbytes
         with writing(self.path, self.size):
             self.file.write(data)
         self.sha256.update(data)

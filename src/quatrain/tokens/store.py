@@ -35,6 +35,10 @@ class TokenStream:
         self.pieces = list(pieces)
         self.ends = np.cumsum([len(piece) for piece in self.pieces], dtype=np.int64)  # position after each piece
         self.dtype = np.result_type(*self.pieces) if self.pieces else np.dtype(np.uint16)
+        if self.dtype.kind not in "iu":  # int64 beside uint64 would become floats, and large ids others
+            raise TypeError(
+                f"ids are integers, these pieces are {', '.join(str(piece.dtype) for piece in self.pieces)}"
+            )
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
@@ -53,12 +57,19 @@ class TokenStream:
         return self.read(start, max(start, stop))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> IntArray:
-        return self.read(0, len(self)).astype(dtype or self.dtype, copy=False)
+        ids = self.read(0, len(self))
+        asked = ids.astype(dtype or self.dtype, copy=False)
+        if asked is not ids and (asked != ids).any():  # numpy would wrap 70,000 to 4,464 without a word
+            raise OverflowError(f"the stream holds ids up to {ids.max():,}, which {asked.dtype} cannot hold")
+        return asked
 
     def read(self, start: int, stop: int) -> IntArray:
         """A copy of the ids at positions start .. stop-1, which must exist."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"ids {start}..{stop} of a stream of {len(self)}")
+        return self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> IntArray:
         ids = np.empty(stop - start, dtype=self.dtype)
         piece = int(np.searchsorted(self.ends, start, side="right"))
         filled = 0
@@ -76,6 +87,33 @@ class TokenStream:
         for row, start in enumerate(starts.tolist()):
             rows[row] = self.read(start, start + length)
         return rows
+
+
+class SeparatedStream(TokenStream):
+    """A stream whose pieces hold whole documents without any eot: one is read before each.
+
+    `starts` are the positions of these eots in the stream, ascending. A read costs two binary
+    searches in them, however many there are.
+    """
+
+    def __init__(self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64], eot: int) -> None:
+        super().__init__(pieces)
+        self.starts = starts
+        self.eot = eot
+        self.dtype = np.result_type(self.dtype, np.min_scalar_type(eot))
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self.starts)
+
+    def _read(self, start: int, stop: int) -> IntArray:
+        # Searched for as uint64: for an int64 numpy would first convert all starts to floats.
+        first, after = np.searchsorted(self.starts, np.array([start, stop], dtype=np.uint64)).tolist()
+        eots = self.starts[first:after].astype(np.int64) - start
+        from_files = np.ones(stop - start, dtype=np.bool_)
+        from_files[eots] = False
+        ids = np.full(stop - start, self.eot, dtype=self.dtype)
+        ids[from_files] = super()._read(start - first, stop - after)
+        return ids
 
 
 class TokenStore:
@@ -97,7 +135,11 @@ class TokenStore:
 
     def split(self, name: SplitName) -> TokenStream:
         """One split as a stream of ids."""
-        return TokenStream([self._map(shard) for shard in self.facts["splits"][name]["shards"]])
+        facts = self.facts["splits"][name]
+        pieces = [self._map(shard) for shard in facts["shards"]]
+        if facts.get("eot_by_index"):
+            return SeparatedStream(pieces, self.document_starts(name), self.eot)
+        return TokenStream(pieces)
 
     def document_starts(self, name: SplitName) -> npt.NDArray[np.uint64]:
         """Position of the eot that begins each document of a split, in order."""
@@ -153,8 +195,11 @@ def _map_file(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> IntA
 def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "store.json"
     if not path.is_file():
-        if (folder / "prepare.json").is_file():
-            raise DataError(f"{folder}: an unfinished preparation; give its prepare command again to finish it")
+        progress = folder / "prepare.json"
+        if progress.is_file():
+            raise DataError(
+                f"{folder}: an unfinished preparation; give its {_command_of(progress)} command again to finish it"
+            )
         raise DataError(f"{folder}: {_what_instead(folder)}")
     try:
         facts: dict[str, Any] = json.loads(path.read_bytes())
@@ -164,6 +209,14 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if version != VERSION:
         raise DataError(f"{path}: version {version} of the format, this quatrain reads version {VERSION}")
     return facts
+
+
+def _command_of(progress: Path) -> str:
+    """The command that was writing an unfinished store."""
+    try:
+        return str(json.loads(progress.read_bytes())["command"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "prepare"
 
 
 def _what_instead(folder: Path) -> str:

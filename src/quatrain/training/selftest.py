@@ -30,6 +30,18 @@ def check_first_batch(loader: Loader, store: TokenStore, split: SplitName, first
 
 
 def _ids_on_disk(store: TokenStore, split: SplitName, start: int, length: int) -> list[int]:
+    facts = store.facts["splits"][split]
+    if not facts.get("eot_by_index"):
+        return _ids_in_shards(store, split, start, length)
+    index = np.memmap(store.folder / facts["idx"]["file"], dtype="<u8", mode="r")
+    first, after = np.searchsorted(index, np.array([start, start + length], dtype="<u8")).tolist()
+    ids = _ids_in_shards(store, split, start - first, length - (after - first))
+    for place in index[first:after].tolist():
+        ids.insert(place - start, store.eot)
+    return ids
+
+
+def _ids_in_shards(store: TokenStore, split: SplitName, start: int, length: int) -> list[int]:
     ids: list[int] = []
     passed = 0  # ids in the shards so far
     for shard in store.facts["splits"][split]["shards"]:
