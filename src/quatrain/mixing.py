@@ -4,14 +4,6 @@ Part of the format of runs: golden values in the tests keep it from changing. It
 numpy's distributions, whose streams may change between versions.
 """
 
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-Number = TypeVar("Number", int, "npt.NDArray[np.uint64]")
-
 
 def uniform(key: int, count: int) -> int:
     """A number in 0..count-1, uniform up to 2^-64 count, from a key."""
@@ -30,8 +22,8 @@ def derive(*words: int) -> int:
     return key
 
 
-def mix(value: Number) -> Number:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit numbers, each in an array."""
+def mix(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit numbers."""
     value = (value + 0x9E3779B97F4A7C15) & (2**64 - 1)
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)

@@ -1,5 +1,6 @@
 """The tasks of a preparation on a Ray cluster, with its retries; what they have done is finished here."""
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,13 +32,15 @@ def prepare_on_ray(
         import ray
     except ImportError as error:
         raise UsageError("--engine ray needs the library 'ray': pip install 'quatrain[ray]'") from error
-    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level="warning")
+    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.WARNING)
     try:
-        of = tasks or max(1, int(ray.cluster_resources().get("CPU", 1)) * TASKS_A_CORE)
-        remote = ray.remote(num_cpus=config.workers, max_retries=RETRIES)(_quietly)
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        cores = max(1, int(resources.get("CPU", 1)))
+        of = tasks or cores * TASKS_A_CORE
+        remote = ray.remote(num_cpus=min(cores, config.workers), max_retries=RETRIES)(_quietly)
         absolute = [str(Path(source).resolve()) if Path(source).exists() else source for source in sources]
         waiting = [remote.remote(absolute, out.resolve(), config, (number, of)) for number in range(of)]
-        report(f"{of} tasks on {int(ray.cluster_resources().get('CPU', 1))} cores of Ray")
+        report(f"{of} tasks on {cores} cores of Ray")
         done = 0
         while waiting:
             ready, waiting = ray.wait(waiting)
@@ -47,7 +50,9 @@ def prepare_on_ray(
             done += len(ready)
             progress("tasks on Ray", done, of)
     except ray.exceptions.RayError as error:
-        raise QuatrainError(f"a task on Ray failed after {RETRIES} retries ({error}); the same command goes on") from error
+        raise QuatrainError(
+            f"a task on Ray failed after {RETRIES} retries ({error}); the same command goes on"
+        ) from error
     finally:
         ray.shutdown()
     summary = finish_tasks(sources, out, config, report, progress)

@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import BinaryIO
 
 from quatrain.errors import DataError
-from quatrain.text import parquet
+from quatrain.text import hub, parquet
 from quatrain.text.compressed import Truncated, decompress
 from quatrain.text.lines import READ, behind, count_lines, next_line, parse_lines, pieces_of_lines, whole_lines
-from quatrain.text.rows import Bad, Chunk, Reading, Rows, State, decoded
+from quatrain.text.rows import Bad, Chunk, Reading, Rows, State, decoded, parse_values
 from quatrain.text.sources import Source, opened
 
 SPAN = 64 << 20  # bytes of a file that can be sought
@@ -68,7 +68,7 @@ def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chu
 
     Raises `DataError` for a file that cannot be read to its end; with `skip_bad` that is one more bad row.
     """
-    readers = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet, "poems": _poems}
+    readers = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet, "poems": _poems, "hub": _hub}
     state = state or {"row": 0}
     row = state["row"]
     if state.get("over"):
@@ -78,7 +78,7 @@ def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chu
             row = chunk.first + chunk.rows
             yield chunk
     except DataError as error:
-        if not how.skip_bad:
+        if not how.skip_bad or span.source.address:  # a stream that breaks is no bad document
             raise
         spoiled = Rows(bad=[_bad_file(error)])
         yield Chunk(row, 1, 0, lambda: spoiled, {"row": row + 1, "over": True})
@@ -167,3 +167,14 @@ def _parquet(span: Span, how: Reading, state: State) -> Iterator[Chunk]:
         return
     with opened(span.source.path) as file:
         yield from parquet.chunks_of_stream(_pieces(span, how, file), span.source.path, how, state)
+
+
+def _hub(span: Span, how: Reading, state: State) -> Iterator[Chunk]:
+    assert span.source.address
+    row = state["row"]
+    for values, behind_it in hub.read(span.source.address, how.column, state.get("hub")):
+        size = sum(len(value) for value in values if isinstance(value, str))
+        yield Chunk(
+            row, len(values), size, partial(parse_values, values, how), {"row": row + len(values), "hub": behind_it}
+        )
+        row += len(values)

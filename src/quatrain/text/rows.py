@@ -116,3 +116,16 @@ def decoded(rows: "Rows", number: int, data: bytes) -> str | None:
 def not_utf8(error: UnicodeDecodeError) -> str:
     """The sentence about bytes that are no text."""
     return f"not valid UTF-8 ({error.reason} at byte {error.start})"
+
+
+def parse_values(values: list[Any], how: Reading) -> Rows:
+    """The texts among values of a column; bytes are what is not UTF-8."""
+    rows = Rows()
+    for number, value in enumerate(values):
+        if isinstance(value, str):
+            rows.add(number, value, how.max_document)
+        elif isinstance(value, bytes):
+            decoded(rows, number, value)
+        else:
+            rows.spoil(number, "text is no string", no_string(how.column, value))
+    return rows

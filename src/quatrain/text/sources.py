@@ -1,16 +1,18 @@
-"""Where documents come from: .txt, .jsonl and .parquet files, plain or .gz/.zst, and the built-in sonnets."""
+"""Where documents come from: .txt, .jsonl and .parquet files, plain or .gz/.zst, streams of the Hub, the sonnets."""
 
 import glob
 import hashlib
 import io
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from quatrain.errors import DataError, did_you_mean
+from quatrain.text.hub import pin
+from quatrain.text.hub_address import HubAddress, parse
 
 KINDS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
@@ -19,27 +21,41 @@ BUILT_IN = {"corpus:sonnets": "sonnets.txt"}
 
 @dataclass(frozen=True)
 class Source:
-    """One input file (or built-in corpus) and how to read it."""
+    """One input file (or built-in corpus, or stream) and how to read it."""
 
     path: Path
-    kind: str  # ".txt", ".jsonl", ".parquet", or "poems" for a built-in corpus
+    kind: str  # ".txt", ".jsonl", ".parquet", "poems" for a built-in corpus, or "hub"
     compression: str  # "", ".gz" or ".zst"
+    address: HubAddress | None = None  # of a stream; its revision is a commit
 
     @property
     def name(self) -> str:
         """The file's base name, the only part of its path that a store keeps; U+FFFD for bytes that are not UTF-8."""
+        if self.address:
+            files = os.path.basename(self.address.data_files) if self.address.local else self.address.data_files
+            return str(replace(self.address, revision="", data_files=files))
         return os.fsencode(self.path.name).decode("utf-8", errors="replace")
 
     @property
     def stem(self) -> str:
         """The base name without the endings that say how to read it."""
+        if self.address:
+            return self.address.stem
         kind = ".txt" if self.kind == "poems" else self.kind
         return self.name[: len(self.name) - len(kind) - len(self.compression)]
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
-        return self.stat().st_size
+        """Bytes on disk; 0 for a stream."""
+        return 0 if self.address else self.stat().st_size
+
+    @property
+    def looks(self) -> list[int | str]:
+        """What changes when the content does, and costs nothing to know: size and time, or the revision."""
+        if self.address:
+            return [self.address.revision]
+        found = self.stat()
+        return [found.st_size, found.st_mtime_ns]
 
     def stat(self) -> os.stat_result:
         """What the system says of the file. Raises `DataError`."""
@@ -51,15 +67,20 @@ class Source:
     def place(self, number: int, short: bool = False) -> str:
         """Where row `number`, counted from 1, stands: `file.jsonl:17`, with the file's base name alone if short."""
         file = self.name if short else str(self.path)
+        if self.address:
+            return f"{self.name}, row {number}"
         if self.kind == "poems":
             return f"{self.name}, poem {number}"
         return file + {".txt": "", ".jsonl": f":{number}", ".parquet": f", row {number}"}[self.kind]
 
 
-def find_sources(words: list[str], twice: bool = False) -> tuple[list[Source], list[Path]]:
+def find_sources(
+    words: list[str], twice: bool = False, pinned: Mapping[str, str] | None = None
+) -> tuple[list[Source], list[Path]]:
     """Files that the words name, in order, and the files of unknown kind found in folders.
 
-    A word is a file, a folder (searched whole, sorted), a glob (sorted), or `corpus:sonnets`.
+    A word is a file, a folder (searched whole, sorted), a glob (sorted), `corpus:sonnets`, or `hub:OWNER/NAME?...`,
+    whose revision is looked up unless `pinned` knows it by the source's name.
     An existing path wins over a glob. A named file of unknown kind, a word that matches
     nothing, a file named twice (unless `twice`) and a corpus without any file raise `DataError`.
     """
@@ -67,10 +88,8 @@ def find_sources(words: list[str], twice: bool = False) -> tuple[list[Source], l
     passed_over: list[Path] = []
     for word in words:
         if word.startswith("hub:"):
-            raise DataError(
-                f"{word}: hub streams are not read yet; download the data set's files and name their folder"
-            )
-        if word.startswith("corpus:"):
+            found.append(_stream(word, pinned or {}))
+        elif word.startswith("corpus:"):
             found.append(_built_in(word))
         elif os.path.isdir(word):
             for path in _files_below(Path(word)):
@@ -88,11 +107,18 @@ def find_sources(words: list[str], twice: bool = False) -> tuple[list[Source], l
     return found, passed_over
 
 
+def _stream(word: str, pinned: Mapping[str, str]) -> Source:
+    address = parse(word)
+    known = "" if address.revision else pinned.get(str(address), "")
+    address = replace(address, revision=known) if known else pin(address)
+    return Source(Path(word), "hub", "", address)
+
+
 def _check_named_once(sources: list[Source]) -> None:
-    seen: dict[tuple[int, int], Path] = {}
+    seen: dict[object, Path] = {}
     for source in sources:
-        found = source.stat()
-        first = seen.setdefault((found.st_dev, found.st_ino), source.path)
+        found = None if source.address else source.stat()
+        first = seen.setdefault((found.st_dev, found.st_ino) if found else source.address, source.path)
         if first is not source.path:
             raise DataError(
                 f"{source.path} is the same file as {first}; name it once, or allow it with --allow-duplicates"
@@ -139,8 +165,11 @@ def _recognise(path: Path) -> Source | None:
 
 
 def content_hash(source: Source, stop: threading.Event | None = None) -> str:
-    """sha256 of the file as it lies on disk; cut short when `stop` is set."""
+    """sha256 of the file as it lies on disk (of a stream: of its address and revision); cut short by `stop`."""
     digest = hashlib.sha256()
+    if source.address:
+        digest.update(str(source.address).encode())  # with its revision
+        return digest.hexdigest()
     with opened(source.path) as file:
         while (piece := file.read(1 << 20)) and not (stop and stop.is_set()):
             digest.update(piece)

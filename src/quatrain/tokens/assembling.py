@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.files import writing
-from quatrain.mixing import derive, mix
+from quatrain.mixing import derive
+from quatrain.text.lookup import mixed
 from quatrain.text.similar import ValidationIndex
 from quatrain.text.tokenizers import Tokenizer
 from quatrain.tokens.claim import PARTS
@@ -120,7 +121,7 @@ class Assembly:
 
 def _shuffled(documents: Numbers, hashes: Hashes, seed: int) -> Numbers:
     """An order that follows from the texts and the seed alone, whatever the order of the sources."""
-    keys: Hashes = mix(hashes ^ np.uint64(derive(seed)))
+    keys = mixed(hashes ^ np.uint64(derive(seed)))
     return documents[np.argsort(keys, kind="stable")]
 
 

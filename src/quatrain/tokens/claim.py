@@ -31,12 +31,19 @@ class Claim:
     """
 
     def __init__(
-        self, folder: Path, name: str, plan: str, task: tuple[int, int] | None = None, command: str = "prepare"
+        self,
+        folder: Path,
+        name: str,
+        plan: str,
+        task: tuple[int, int] | None = None,
+        command: str = "prepare",
+        pinned: dict[str, str] | None = None,  # revisions of streams by name: the same command goes on with them
     ) -> None:
         self.folder = folder
         self.plan = plan
         self.task = task
         self.command = command
+        self.pinned = pinned or {}
         self.shards = re.compile(rf"{re.escape(name)}_(train|val)(_(\d{{6,}}|eot)\.bin|\.idx)(\.tmp)?")
         self.made_folder = not folder.exists()
         self.locks = contextlib.ExitStack()
@@ -69,7 +76,7 @@ class Claim:
                 self._lock(locks, self.folder / LOCK)
                 for path in sorted(self.parts.glob("task_*.lock")):
                     self._lock(locks, path)
-            progress = {"version": VERSION, "plan": self.plan, "command": self.command}
+            progress = {"version": VERSION, "plan": self.plan, "command": self.command, "pinned": self.pinned}
             replace_file(self.folder / PROGRESS, json.dumps(progress).encode())
             self.locks = locks.pop_all()
         return self
@@ -141,3 +148,16 @@ class Claim:
             return plan
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def pinned_before(folder: Path) -> dict[str, str]:
+    """The revisions of streams, by name, that the store in a folder is made of, finished or not."""
+    try:
+        facts = json.loads((folder / "store.json").read_bytes())
+        return {source["name"]: source["revision"] for source in facts["sources"] if "revision" in source}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        return dict(json.loads((folder / PROGRESS).read_bytes())["pinned"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -14,7 +14,7 @@ from quatrain.text.reading import read_texts
 from quatrain.text.rows import Reading
 from quatrain.text.sources import Source, content_hash, find_sources
 from quatrain.text.tokenizers import Tokenizer, named_tokenizer
-from quatrain.tokens.claim import Claim
+from quatrain.tokens.claim import Claim, pinned_before
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.store import VERSION
 from quatrain.tokens.tokenizing import Unit, units_of
@@ -38,7 +38,7 @@ class Job:
     benchmark: "Benchmark | None"
     out: Path
     name: str
-    looks: list[list[int]] = field(init=False)  # size and time of each source when it was found
+    looks: list[list[int | str]] = field(init=False)  # of each source when it was found
     units: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,8 +49,9 @@ class Job:
     @classmethod
     def plan(cls, words: Sequence[str], out: Path, config: PrepareConfig, report: Report) -> "Job":
         """Find the sources and load the tokenizer. Raises `UsageError`."""
-        sources, passed_over = find_sources(list(words), config.allow_duplicates)
-        val, val_passed_over = find_sources(list(config.val), config.allow_duplicates) if config.val else ([], [])
+        twice, pinned = config.allow_duplicates, pinned_before(out)
+        sources, passed_over = find_sources(list(words), twice, pinned)
+        val, val_passed_over = find_sources(list(config.val), twice, pinned) if config.val else ([], [])
         for path in passed_over + val_passed_over:
             report(f"passed over {path}: not a kind of file that holds documents")
         if not config.allow_duplicates:
@@ -72,15 +73,16 @@ class Job:
     def claim(self, task: tuple[int, int] | None = None) -> Claim:
         """The claim on the folder, for all of the work or for one task (number, of)."""
         # By sizes and times, for contents take long to hash; `request` has the contents.
-        return Claim(self.out, self.name, self._hash(self.looks), task)
+        pins = {source.name: source.address.revision for source in self.sources if source.address}
+        return Claim(self.out, self.name, self._hash(self.looks), task, pinned=pins)
 
     def request(self, contents: Sequence[str] | None = None) -> str:
         """Hash of everything that decides the ids and the split; `contents` are the sources' hashes, if known."""
         return self._hash(contents or [content_hash(source) for source in self.sources])
 
-    def look(self) -> list[list[int]]:
-        """Size and time of every source as they are now. Raises `DataError`."""
-        return [[found.st_size, found.st_mtime_ns] for found in (source.stat() for source in self.sources)]
+    def look(self) -> list[list[int | str]]:
+        """What every source looks like now. Raises `DataError`."""
+        return [source.looks for source in self.sources]
 
     def _hash(self, of_sources: Sequence[Any]) -> str:
         options = {key: value for key, value in asdict(self.config).items() if key not in NOT_IN_REQUEST}

@@ -20,7 +20,7 @@ from quatrain.errors import DataError, QuatrainError
 from quatrain.files import replace_file
 from quatrain.text.reading import chunks, parse
 from quatrain.text.rows import Rows
-from quatrain.text.sources import content_hash
+from quatrain.text.sources import Source, content_hash
 from quatrain.tokens.assembling import Assembly
 from quatrain.tokens.claim import TASK, Claim
 from quatrain.tokens.config import PrepareConfig
@@ -265,7 +265,7 @@ def _facts(job: Job, corpus: Corpus, decisions: Decisions, splits: dict[str, Any
         "splits": splits,
         "eot_style": "before",
         "sources": [
-            {"name": source.name, "size": source.size, "sha256": hashed, "rows": count}
+            {"name": source.name, **_content(source, hashed), "rows": count}
             for source, hashed, count in zip(job.sources, hashes, rows, strict=True)
         ],
         "split": _rule(config),
@@ -291,6 +291,10 @@ def _facts(job: Job, corpus: Corpus, decisions: Decisions, splits: dict[str, Any
         "request": job.request(hashes),
         "fingerprint": fingerprint(tokenizer, splits),
     }
+
+
+def _content(source: Source, hashed: str) -> dict[str, Any]:
+    return {"revision": source.address.revision} if source.address else {"size": source.size, "sha256": hashed}
 
 
 def _rule(config: PrepareConfig) -> dict[str, Any]:
