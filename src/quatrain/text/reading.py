@@ -80,7 +80,7 @@ def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chu
     except DataError as error:
         if not how.skip_bad:
             raise
-        spoiled = Rows(bad=[_bad_file(error)])
+        spoiled = Rows(bad=[_bad_file(span, error)])
         yield Chunk(row, 1, 0, lambda: spoiled, {"row": row + 1, "over": True})
 
 
@@ -91,7 +91,7 @@ def parse(span: Span, chunk: Chunk, how: Reading) -> Rows:
     except DataError as error:
         if not how.skip_bad:
             raise
-        return Rows(bad=[_bad_file(error)._replace(lost=chunk.rows)])
+        return Rows(bad=[_bad_file(span, error)._replace(lost=chunk.rows)])
     if rows.bad and not how.skip_bad:
         raise DataError(f"{span.place(chunk.first + rows.bad[0].row)}: {rows.bad[0].sentence}")
     return rows
@@ -105,8 +105,10 @@ def read_texts(source: Source, how: Reading | None = None) -> Iterator[bytes]:
             yield from parse(span, chunk, how).texts
 
 
-def _bad_file(error: DataError) -> Bad:
-    return Bad(0, "truncated file" if isinstance(error, Truncated) else "damaged file", str(error))
+def _bad_file(span: Span, error: DataError) -> Bad:
+    # Without the path: a store holds none.
+    sentence = str(error).removeprefix(f"{span.source.path}: ")
+    return Bad(0, "truncated file" if isinstance(error, Truncated) else "damaged file", sentence)
 
 
 def _pieces(span: Span, how: Reading, file: BinaryIO) -> Iterator[bytes]:
