@@ -107,6 +107,6 @@ def _add_json(rows: Rows, number: int, line: str, how: Reading) -> None:
     elif how.column not in found:
         rows.spoil(number, "no text", no_column(how.column, list(found)))
     elif not isinstance(found[how.column], str):
-        rows.spoil(number, "text is no string", no_string(how.column, found[how.column]))
+        rows.spoil(number, "text is no string", no_string(how.column, kind_of(found[how.column])))
     else:
         rows.add(number, found[how.column], how.max_document)

@@ -1,6 +1,7 @@
 """Parquet: row groups are found by the file's metadata and decoded in the threads that need them."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -13,15 +14,29 @@ import pyarrow.parquet as pq
 
 from quatrain.errors import DataError
 from quatrain.text.rows import CHUNK, Chunk, Reading, Rows, State, no_column, no_string, not_utf8
+from quatrain.text.sources import opened
 
 IN_A_THREAD = 16 << 20  # bytes of a row group above which it is decoded in pieces while reading
 ROWS_AT_ONCE = 256  # of a large row group: a few MB of web text
 
 
+class NoColumn(DataError):
+    """A file lacks the column of the text, and with it so many documents."""
+
+    def __init__(self, message: str, rows: int) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
 def metadata(path: Path) -> pq.FileMetaData:
     """The footer of a file. Raises `DataError`."""
-    with _readable(path), pq.ParquetFile(path) as file:
+    with _opened(path) as file:
         return file.metadata
+
+
+def rows_of(found: pq.FileMetaData, start: int, stop: int) -> int:
+    """Rows of a range of row groups."""
+    return sum(found.row_group(number).num_rows for number in range(start, stop))
 
 
 def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
@@ -39,11 +54,11 @@ def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
 def chunks(path: Path, groups_wanted: tuple[int, int], how: Reading, state: State) -> Iterator[Chunk]:
     """The chunks of a range of row groups, small groups together and large ones in pieces."""
     found = metadata(path)
-    with _readable(path), pq.ParquetFile(path, metadata=found, page_checksum_verification=True) as file:
-        _check_column(path, file, how.column)
+    with _opened(path, found) as file:
+        _check_column(path, file, how.column, rows_of(found, *groups_wanted))
         row = 0
         for start, stop in _small_together(found, groups_wanted, how.column):
-            count = sum(found.row_group(number).num_rows for number in range(start, stop))
+            count = rows_of(found, start, stop)
             size = sum(_column_bytes(found, number, how.column) for number in range(start, stop))
             if row + count > state["row"]:
                 if size <= IN_A_THREAD:
@@ -60,26 +75,29 @@ def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: St
         for piece in plain:
             unpacked.write(piece)
         with _readable(path), pq.ParquetFile(unpacked, page_checksum_verification=True) as file:
-            _check_column(path, file, how.column)
+            _check_column(path, file, how.column, file.metadata.num_rows)
+            first = 0
             for number in range(file.metadata.num_row_groups):
-                first = sum(file.metadata.row_group(before).num_rows for before in range(number))
-                if first + file.metadata.row_group(number).num_rows > state["row"]:
+                count = file.metadata.row_group(number).num_rows
+                if first + count > state["row"]:
                     yield from _in_pieces(file, (number, number + 1), first, how, state)
+                first += count
 
 
 def _in_pieces(file: pq.ParquetFile, wanted: tuple[int, int], row: int, how: Reading, state: State) -> Iterator[Chunk]:
     for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=list(range(*wanted)), columns=[how.column]):
         if row >= state["row"]:
-            column = batch.column(0)
+            column = batch.column(batch.schema.names.index(how.column))
             yield Chunk(row, len(column), column.nbytes, partial(parse_array, column, how), {"row": row + len(column)})
         row += len(batch)
 
 
 def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], how: Reading) -> Rows:
     # A reader of its own: one is not made for several threads.
-    with _readable(path), pq.ParquetFile(path, metadata=found, page_checksum_verification=True) as file:
+    with _opened(path, found) as file:
         table = file.read_row_groups(list(range(*wanted)), columns=[how.column], use_threads=False)
-        return parse_array(table.column(0).combine_chunks(), how)
+        # By name: "a" reads the column "a.b" as well.
+        return parse_array(table.column(table.schema.names.index(how.column)).combine_chunks(), how)
 
 
 def parse_array(column: pa.Array, how: Reading) -> Rows:
@@ -87,11 +105,12 @@ def parse_array(column: pa.Array, how: Reading) -> Rows:
     rows = Rows()
     if isinstance(column, pa.ChunkedArray):  # more than 2 GB, or of several dictionaries
         column = pa.concat_arrays(column.cast(pa.large_string()).chunks)
-    if pa.types.is_dictionary(column.type):
+    if (pa.types.is_dictionary(column.type) and _is_text(column.type.value_type)) or pa.types.is_string_view(column.type):
         column = column.cast(pa.large_string())
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        for number, value in enumerate(column):
-            rows.spoil(number, "text is no string", no_string(how.column, value.as_py()))
+    if not _is_text(column.type):
+        kind = _kind_of_type(column.type)
+        for number, present in enumerate(column.is_valid().to_pylist()):
+            rows.spoil(number, "text is no string", no_string(how.column, kind if present else "null"))
         return rows
     if column.null_count == 0 and _is_utf8(column):
         for number, text in enumerate(_slices(column)):
@@ -109,9 +128,24 @@ def _one_by_one(rows: Rows, column: pa.Array, how: Reading) -> None:
             rows.spoil(number, "not UTF-8", not_utf8(error))
             continue
         if text is None:
-            rows.spoil(number, "text is no string", no_string(how.column, text))
+            rows.spoil(number, "text is no string", no_string(how.column, "null"))
         else:
             rows.add(number, text, how.max_document)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _kind_of_type(kind: pa.DataType) -> str:
+    """A type in words; by the type, for not every value has one in Python."""
+    if pa.types.is_dictionary(kind):
+        return _kind_of_type(kind.value_type)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "a number"
+    if pa.types.is_nested(kind):
+        return "an object" if pa.types.is_struct(kind) or pa.types.is_map(kind) else "a list"
+    return "a boolean" if pa.types.is_boolean(kind) else f"values of type {kind}"
 
 
 def _is_utf8(column: pa.Array) -> bool:
@@ -149,10 +183,20 @@ def _column_bytes(found: pq.FileMetaData, number: int, column: str) -> int:
     return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
 
 
-def _check_column(path: Path, file: pq.ParquetFile, column: str) -> None:
+def _check_column(path: Path, file: pq.ParquetFile, column: str, rows: int) -> None:
     names = file.schema_arrow.names
     if column not in names:
-        raise DataError(f"{path}: {no_column(column, names)}")
+        raise NoColumn(f"{path}: {no_column(column, names)}", rows)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, found: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    with contextlib.ExitStack() as files, _readable(path):
+        try:
+            file = os.fspath(path).encode() and path
+        except UnicodeEncodeError:  # a name that is no text, which Arrow cannot open
+            file = files.enter_context(opened(path))
+        yield files.enter_context(pq.ParquetFile(file, metadata=found, page_checksum_verification=True))
 
 
 @contextlib.contextmanager

@@ -80,8 +80,9 @@ def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chu
     except DataError as error:
         if not how.skip_bad:
             raise
-        spoiled = Rows(bad=[_bad_file(span, error)])
-        yield Chunk(row, 1, 0, lambda: spoiled, {"row": row + 1, "over": True})
+        lost = _left(span, row, error)
+        spoiled = Rows(bad=[_bad_file(span, error)._replace(lost=lost)])
+        yield Chunk(row, lost, 0, lambda: spoiled, {"row": row + lost, "over": True})
 
 
 def parse(span: Span, chunk: Chunk, how: Reading) -> Rows:
@@ -108,7 +109,20 @@ def read_texts(source: Source, how: Reading | None = None) -> Iterator[bytes]:
 def _bad_file(span: Span, error: DataError) -> Bad:
     # Without the path: a store holds none.
     sentence = str(error).removeprefix(f"{span.source.path}: ")
-    return Bad(0, "truncated file" if isinstance(error, Truncated) else "damaged file", sentence)
+    kinds = {Truncated: "truncated file", parquet.NoColumn: "no text"}
+    return Bad(0, kinds.get(type(error), "damaged file"), sentence)
+
+
+def _left(span: Span, row: int, error: DataError) -> int:
+    """Documents of a span from a row on where reading stopped; 1 where nobody knows."""
+    if isinstance(error, parquet.NoColumn):
+        return error.rows
+    if span.source.kind != ".parquet" or span.source.compression:
+        return 1
+    try:
+        return max(1, parquet.rows_of(parquet.metadata(span.source.path), span.start, span.stop) - row)
+    except DataError:
+        return 1
 
 
 def _pieces(span: Span, how: Reading, file: BinaryIO) -> Iterator[bytes]:
