@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -103,15 +104,16 @@ def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], h
 def parse_array(column: pa.Array, how: Reading) -> Rows:
     """The texts of an Arrow array of strings; nulls, other types and bytes that are no text are bad rows."""
     rows = Rows()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_text(kind):
+        for number, present in enumerate(column.is_valid().to_pylist()):
+            found = _in_words(kind) if present else "null"
+            rows.spoil(number, "text is no string", no_string(how.column, found))
+        return rows
     if isinstance(column, pa.ChunkedArray):  # more than 2 GB, or of several dictionaries
         column = pa.concat_arrays(column.cast(pa.large_string()).chunks)
-    if (pa.types.is_dictionary(column.type) and _is_text(column.type.value_type)) or pa.types.is_string_view(column.type):
+    elif kind != column.type or pa.types.is_string_view(kind):
         column = column.cast(pa.large_string())
-    if not _is_text(column.type):
-        kind = _kind_of_type(column.type)
-        for number, present in enumerate(column.is_valid().to_pylist()):
-            rows.spoil(number, "text is no string", no_string(how.column, kind if present else "null"))
-        return rows
     if column.null_count == 0 and _is_utf8(column):
         for number, text in enumerate(_slices(column)):
             rows.add_utf8(number, text, how.max_document)
@@ -134,13 +136,11 @@ def _one_by_one(rows: Rows, column: pa.Array, how: Reading) -> None:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return any(of_kind(kind) for of_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
-def _kind_of_type(kind: pa.DataType) -> str:
-    """A type in words; by the type, for not every value has one in Python."""
-    if pa.types.is_dictionary(kind):
-        return _kind_of_type(kind.value_type)
+def _in_words(kind: pa.DataType) -> str:
+    # By the type, for not every value has one in Python.
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "a number"
     if pa.types.is_nested(kind):
@@ -192,8 +192,9 @@ def _check_column(path: Path, file: pq.ParquetFile, column: str, rows: int) -> N
 @contextlib.contextmanager
 def _opened(path: Path, found: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
     with contextlib.ExitStack() as files, _readable(path):
+        file: Any = path
         try:
-            file = os.fspath(path).encode() and path
+            os.fspath(path).encode()
         except UnicodeEncodeError:  # a name that is no text, which Arrow cannot open
             file = files.enter_context(opened(path))
         yield files.enter_context(pq.ParquetFile(file, metadata=found, page_checksum_verification=True))
