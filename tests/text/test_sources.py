@@ -159,7 +159,7 @@ def test_case_55_a_bad_line_is_an_error_with_file_and_line(tmp_path, line, messa
     [
         (["a", None], "bad.parquet, row 2: column 'text' holds null, expected a string"),
         ([7], "bad.parquet, row 1: column 'text' holds a number, expected a string"),
-        ([b"a"], "bad.parquet, row 1: column 'text' holds a bytes, expected a string"),
+        ([b"a"], "bad.parquet, row 1: column 'text' holds values of type binary, expected a string"),
         (pa.array([b"a", b"\xff"]).view(pa.string()), "bad.parquet, row 2: not valid UTF-8 .*at byte 0"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from quatrain.errors import DataError
 from quatrain.text.rows import CHUNK, Reading, Rows, decoded, kind_of, no_column, no_string
 
 READ = 1 << 20  # bytes read from disk at once
@@ -53,31 +54,32 @@ def behind(pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
 def whole_lines(pieces: Iterable[bytes], longest: int) -> Iterator[tuple[bytes, int]]:
     """Blocks of whole lines, and the bytes read up to their end; of a line beyond the longest only its beginning.
 
-    Lines end at the newline byte alone: other line separators are legal inside a JSON string.
+    Lines end at the newline byte alone: other line separators are legal inside a JSON string. Raises the `DataError`
+    of `pieces` after the lines before it.
     """
-    parts: list[bytes] = []
-    size = end = line = 0  # bytes waiting; bytes read; length of the line that is open
-    for piece in pieces:
-        end += len(piece)
-        cut = piece.rfind(b"\n") + 1
-        if cut == 0:
+    whole: list[bytes] = []
+    begun: list[bytes] = []  # of the line that is open
+    size = end = line = 0  # bytes of `whole`; bytes read; length of the open line
+    try:
+        for piece in pieces:
+            end += len(piece)
+            cut = piece.rfind(b"\n") + 1
+            if cut:
+                whole += [*begun, piece[:cut] if line <= longest else piece[piece.index(b"\n") : cut]]
+                size += sum(map(len, begun)) + len(whole[-1])
+                begun, line = [], 0
             if line <= longest:
-                parts.append(piece)
-                size += len(piece)
-            line += len(piece)
-            continue
-        whole = piece[:cut] if line <= longest else piece[piece.index(b"\n") : cut]
-        parts.append(whole)
-        size += len(whole)
-        line = len(piece) - cut
-        if size >= CHUNK:
-            yield b"".join(parts), end - line
-            parts, size = [], 0
-        if line:
-            parts.append(piece[cut:])
-            size += line
-    if parts:
-        yield b"".join(parts), end
+                begun.append(piece[cut:])
+            line += len(piece) - cut
+            if size >= CHUNK:
+                yield b"".join(whole), end - line
+                whole, size = [], 0
+    except DataError:  # the lines before a cut or a damaged place are whole
+        if whole:
+            yield b"".join(whole), end - line
+        raise
+    if whole or line:
+        yield b"".join([*whole, *begun]), end
 
 
 def parse_lines(block: bytes, how: Reading) -> Rows:
@@ -105,6 +107,6 @@ def _add_json(rows: Rows, number: int, line: str, how: Reading) -> None:
     elif how.column not in found:
         rows.spoil(number, "no text", no_column(how.column, list(found)))
     elif not isinstance(found[how.column], str):
-        rows.spoil(number, "text is no string", no_string(how.column, found[how.column]))
+        rows.spoil(number, "text is no string", no_string(how.column, kind_of(found[how.column])))
     else:
         rows.add(number, found[how.column], how.max_document)

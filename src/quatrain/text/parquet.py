@@ -1,11 +1,13 @@
 """Parquet: row groups are found by the file's metadata and decoded in the threads that need them."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +15,29 @@ import pyarrow.parquet as pq
 
 from quatrain.errors import DataError
 from quatrain.text.rows import CHUNK, Chunk, Reading, Rows, State, no_column, no_string, not_utf8
+from quatrain.text.sources import opened
 
 IN_A_THREAD = 16 << 20  # bytes of a row group above which it is decoded in pieces while reading
 ROWS_AT_ONCE = 256  # of a large row group: a few MB of web text
 
 
+class NoColumn(DataError):
+    """A file lacks the column of the text, and with it so many documents."""
+
+    def __init__(self, message: str, rows: int) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
 def metadata(path: Path) -> pq.FileMetaData:
     """The footer of a file. Raises `DataError`."""
-    with _readable(path), pq.ParquetFile(path) as file:
+    with _opened(path) as file:
         return file.metadata
+
+
+def rows_of(found: pq.FileMetaData, start: int, stop: int) -> int:
+    """Rows of a range of row groups."""
+    return sum(found.row_group(number).num_rows for number in range(start, stop))
 
 
 def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
@@ -39,11 +55,11 @@ def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
 def chunks(path: Path, groups_wanted: tuple[int, int], how: Reading, state: State) -> Iterator[Chunk]:
     """The chunks of a range of row groups, small groups together and large ones in pieces."""
     found = metadata(path)
-    with _readable(path), pq.ParquetFile(path, metadata=found, page_checksum_verification=True) as file:
-        _check_column(path, file, how.column)
+    with _opened(path, found) as file:
+        _check_column(path, file, how.column, rows_of(found, *groups_wanted))
         row = 0
         for start, stop in _small_together(found, groups_wanted, how.column):
-            count = sum(found.row_group(number).num_rows for number in range(start, stop))
+            count = rows_of(found, start, stop)
             size = sum(_column_bytes(found, number, how.column) for number in range(start, stop))
             if row + count > state["row"]:
                 if size <= IN_A_THREAD:
@@ -60,39 +76,44 @@ def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: St
         for piece in plain:
             unpacked.write(piece)
         with _readable(path), pq.ParquetFile(unpacked, page_checksum_verification=True) as file:
-            _check_column(path, file, how.column)
+            _check_column(path, file, how.column, file.metadata.num_rows)
+            first = 0
             for number in range(file.metadata.num_row_groups):
-                first = sum(file.metadata.row_group(before).num_rows for before in range(number))
-                if first + file.metadata.row_group(number).num_rows > state["row"]:
+                count = file.metadata.row_group(number).num_rows
+                if first + count > state["row"]:
                     yield from _in_pieces(file, (number, number + 1), first, how, state)
+                first += count
 
 
 def _in_pieces(file: pq.ParquetFile, wanted: tuple[int, int], row: int, how: Reading, state: State) -> Iterator[Chunk]:
     for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=list(range(*wanted)), columns=[how.column]):
         if row >= state["row"]:
-            column = batch.column(0)
+            column = batch.column(batch.schema.names.index(how.column))
             yield Chunk(row, len(column), column.nbytes, partial(parse_array, column, how), {"row": row + len(column)})
         row += len(batch)
 
 
 def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], how: Reading) -> Rows:
     # A reader of its own: one is not made for several threads.
-    with _readable(path), pq.ParquetFile(path, metadata=found, page_checksum_verification=True) as file:
+    with _opened(path, found) as file:
         table = file.read_row_groups(list(range(*wanted)), columns=[how.column], use_threads=False)
-        return parse_array(table.column(0).combine_chunks(), how)
+        # By name: "a" reads the column "a.b" as well.
+        return parse_array(table.column(table.schema.names.index(how.column)).combine_chunks(), how)
 
 
 def parse_array(column: pa.Array, how: Reading) -> Rows:
     """The texts of an Arrow array of strings; nulls, other types and bytes that are no text are bad rows."""
     rows = Rows()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_text(kind):
+        for number, present in enumerate(column.is_valid().to_pylist()):
+            found = _in_words(kind) if present else "null"
+            rows.spoil(number, "text is no string", no_string(how.column, found))
+        return rows
     if isinstance(column, pa.ChunkedArray):  # more than 2 GB, or of several dictionaries
         column = pa.concat_arrays(column.cast(pa.large_string()).chunks)
-    if pa.types.is_dictionary(column.type):
+    elif kind != column.type or pa.types.is_string_view(kind):
         column = column.cast(pa.large_string())
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        for number, value in enumerate(column):
-            rows.spoil(number, "text is no string", no_string(how.column, value.as_py()))
-        return rows
     if column.null_count == 0 and _is_utf8(column):
         for number, text in enumerate(_slices(column)):
             rows.add_utf8(number, text, how.max_document)
@@ -109,9 +130,22 @@ def _one_by_one(rows: Rows, column: pa.Array, how: Reading) -> None:
             rows.spoil(number, "not UTF-8", not_utf8(error))
             continue
         if text is None:
-            rows.spoil(number, "text is no string", no_string(how.column, text))
+            rows.spoil(number, "text is no string", no_string(how.column, "null"))
         else:
             rows.add(number, text, how.max_document)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(of_kind(kind) for of_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def _in_words(kind: pa.DataType) -> str:
+    # By the type, for not every value has one in Python.
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "a number"
+    if pa.types.is_nested(kind):
+        return "an object" if pa.types.is_struct(kind) or pa.types.is_map(kind) else "a list"
+    return "a boolean" if pa.types.is_boolean(kind) else f"values of type {kind}"
 
 
 def _is_utf8(column: pa.Array) -> bool:
@@ -149,10 +183,21 @@ def _column_bytes(found: pq.FileMetaData, number: int, column: str) -> int:
     return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
 
 
-def _check_column(path: Path, file: pq.ParquetFile, column: str) -> None:
+def _check_column(path: Path, file: pq.ParquetFile, column: str, rows: int) -> None:
     names = file.schema_arrow.names
     if column not in names:
-        raise DataError(f"{path}: {no_column(column, names)}")
+        raise NoColumn(f"{path}: {no_column(column, names)}", rows)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, found: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    with contextlib.ExitStack() as files, _readable(path):
+        file: Any = path
+        try:
+            os.fspath(path).encode()
+        except UnicodeEncodeError:  # a name that is no text, which Arrow cannot open
+            file = files.enter_context(opened(path))
+        yield files.enter_context(pq.ParquetFile(file, metadata=found, page_checksum_verification=True))
 
 
 @contextlib.contextmanager

@@ -80,8 +80,9 @@ def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chu
     except DataError as error:
         if not how.skip_bad or span.source.address:  # a stream that breaks is no bad document
             raise
-        spoiled = Rows(bad=[_bad_file(error)])
-        yield Chunk(row, 1, 0, lambda: spoiled, {"row": row + 1, "over": True})
+        lost = _left(span, row, error)
+        spoiled = Rows(bad=[_bad_file(span, error)._replace(lost=lost)])
+        yield Chunk(row, lost, 0, lambda: spoiled, {"row": row + lost, "over": True})
 
 
 def parse(span: Span, chunk: Chunk, how: Reading) -> Rows:
@@ -91,7 +92,7 @@ def parse(span: Span, chunk: Chunk, how: Reading) -> Rows:
     except DataError as error:
         if not how.skip_bad:
             raise
-        return Rows(bad=[_bad_file(error)._replace(lost=chunk.rows)])
+        return Rows(bad=[_bad_file(span, error)._replace(lost=chunk.rows)])
     if rows.bad and not how.skip_bad:
         raise DataError(f"{span.place(chunk.first + rows.bad[0].row)}: {rows.bad[0].sentence}")
     return rows
@@ -105,8 +106,23 @@ def read_texts(source: Source, how: Reading | None = None) -> Iterator[bytes]:
             yield from parse(span, chunk, how).texts
 
 
-def _bad_file(error: DataError) -> Bad:
-    return Bad(0, "truncated file" if isinstance(error, Truncated) else "damaged file", str(error))
+def _bad_file(span: Span, error: DataError) -> Bad:
+    # Without the path: a store holds none.
+    sentence = str(error).removeprefix(f"{span.source.path}: ")
+    kinds = {Truncated: "truncated file", parquet.NoColumn: "no text"}
+    return Bad(0, kinds.get(type(error), "damaged file"), sentence)
+
+
+def _left(span: Span, row: int, error: DataError) -> int:
+    """Documents of a span from a row on where reading stopped; 1 where nobody knows."""
+    if isinstance(error, parquet.NoColumn):
+        return error.rows
+    if span.source.kind != ".parquet" or span.source.compression:
+        return 1
+    try:
+        return max(1, parquet.rows_of(parquet.metadata(span.source.path), span.start, span.stop) - row)
+    except DataError:
+        return 1
 
 
 def _pieces(span: Span, how: Reading, file: BinaryIO) -> Iterator[bytes]:

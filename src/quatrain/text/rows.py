@@ -9,6 +9,8 @@ from quatrain.text.tokenizers import whole_characters
 
 CHUNK = 1 << 20  # bytes that one thread parses at once, where documents are smaller
 
+MOST_OF_A_LIST = 200  # names, and characters of them, that a message shows
+
 State = dict[str, Any]  # of JSON
 
 
@@ -74,15 +76,18 @@ class Chunk(NamedTuple):
     state: State  # for `chunks`, to go on behind this chunk
 
 
-def no_string(column: str, value: Any) -> str:
-    """The sentence about a value that is not text."""
-    return f"column '{column}' holds {kind_of(value)}, expected a string"
+def no_string(column: str, kind: str) -> str:
+    """The sentence about a value that is not text, of which the kind is given in words."""
+    return f"column '{column}' holds {kind}, expected a string"
 
 
 def no_column(column: str, known: list[str]) -> str:
     """The sentence about a column that is not there."""
+    # Keys of JSON: any number, of any length, and with lone surrogates.
+    found = whole_characters(", ".join(name[:MOST_OF_A_LIST] for name in known[:MOST_OF_A_LIST]))[0]
+    shown = found if len(found) <= MOST_OF_A_LIST else found[:MOST_OF_A_LIST] + " ..."
     return (
-        f"no column '{column}'{did_you_mean(column, known)}; found: {', '.join(known) or 'none'} "
+        f"no column '{column}'{did_you_mean(column, known[:MOST_OF_A_LIST])}; found: {shown or 'none'} "
         f"(choose one with --text-column)"
     )
 

@@ -21,13 +21,17 @@ TASK = "task_{0:05d}_of_{1:05d}"
 OTHER_TASK_STARTS = 10.0  # seconds at most that another task takes to claim the folder
 
 
+class Unfinished(DataError):
+    """The store cannot be made yet; what is there counts."""
+
+
 class Claim:
     """A context in which `folder` is ours to prepare the store of a plan, a hash of all that decides its ids.
 
     Entering raises `DataError`, and touches nothing, unless the folder is absent, empty, or holds our own
     unfinished store of the same plan that no other process is writing; with a `task` (number, of), other tasks
-    may write beside it. What a `UsageError` inside leaves is taken back: the input must change, and with it the
-    plan, so nothing could be continued.
+    may write beside it. What a `UsageError` inside leaves is taken back, but for `Unfinished`: the input must change,
+    and with it the plan, so nothing could be continued.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Claim:
             return False
         if TokenStore(self.folder).facts.get("request") == request():
             self.clear_progress()
+            with contextlib.suppress(OSError):  # of a process that was killed, or is about to remove it
+                (self.folder / LOCK).unlink()
             return True
         raise DataError(
             f"{self.folder}: holds a finished store of other sources or options; choose another --out or remove it"
@@ -72,6 +78,9 @@ class Claim:
             if self.task:
                 self._lock(locks, self.parts / (TASK.format(*self.task) + ".lock"))
                 self._lock(shared, self.folder / LOCK, OTHER_TASK_STARTS)
+                for path in sorted(self.parts.glob("task_*.lock")):
+                    if path.stem[-5:] != f"{self.task[1]:05d}":  # shares of other sizes overlap with ours
+                        self._lock(shared, path)
             else:
                 self._lock(locks, self.folder / LOCK)
                 for path in sorted(self.parts.glob("task_*.lock")):
@@ -82,7 +91,8 @@ class Claim:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        take_back = isinstance(error, UsageError) and not self.task
+        kept = self.task or (isinstance(error, Unfinished) and not self.made_folder)
+        take_back = isinstance(error, UsageError) and not kept
         if take_back:
             self._take_back()
         if not self.task:

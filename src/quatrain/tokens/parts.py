@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from quatrain.errors import DataError
 from quatrain.files import writing
+from quatrain.text.tokenizers import whole_characters
 from quatrain.tokens.encoding import DOCUMENT, Documents, Tokenized
 
 FOOTER = struct.Struct("<QQQI8s")  # bytes of ids, documents, bytes of the record, CRC-32 of all three, MAGIC
@@ -46,7 +47,7 @@ class Record:
         for bad in tokenized.bad:
             self.bad[bad.kind] = self.bad.get(bad.kind, 0) + bad.lost
             if sum(kind == bad.kind for _, _, kind, _ in self.bad_examples) < EXAMPLES:
-                self.bad_examples.append([span, bad.row, bad.kind, bad.sentence])
+                self.bad_examples.append([span, bad.row, bad.kind, whole_characters(bad.sentence)[0]])
 
 
 class PartWriter:
@@ -155,17 +156,22 @@ def whole_parts(folder: Path, unit: int) -> list[Part]:
     return found
 
 
-def finished_parts(folder: Path, units: int) -> tuple[list[tuple[int, Part]], list[int]]:
-    """Every whole part with its unit, in the order of the documents; and the units that are not complete."""
+def finished_parts(folder: Path, units: int, check: bool = False) -> tuple[list[tuple[int, Part]], list[int]]:
+    """Every whole part with its unit, in the order of the documents; and the units that are not complete.
+
+    With `check` every byte is read, and a part that is not as it was written does not count.
+    """
     found: list[tuple[int, Part]] = []
     missing: list[int] = []
     for unit in range(units):
         for number in itertools.count():
             path = folder / NAME.format(unit=unit, number=number)
-            if not path.exists():
+            try:
+                part = Part.open(path, check)
+            except DataError:
                 missing.append(unit)
                 break
-            found.append((unit, Part.open(path)))
-            if found[-1][1].record.last:
+            found.append((unit, part))
+            if part.record.last:
                 break
     return found, missing

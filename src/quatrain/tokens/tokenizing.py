@@ -35,8 +35,9 @@ class Unit:
     sources: tuple[int, ...]  # of each span, its source's place in the list
 
 
-def units_of(sources: list[Source], size: int = UNIT_BYTES) -> list[Unit]:
+def units_of(sources: list[Source], size: int | None = None) -> list[Unit]:
     """The input cut into units of about so many bytes, small spans together: the same for every process."""
+    size = size or UNIT_BYTES
     units: list[Unit] = []
     together: list[tuple[Span, int]] = []
     left = size
@@ -80,8 +81,11 @@ class Tokenizing:
     numbers: dict[int, int] = field(default_factory=dict)  # of a unit's next part
 
     def run(self, mine: Iterable[int], read: Steps | None = None) -> None:
-        """Tokenize what the numbered units still lack, read by `steps` or otherwise; raises what that raises."""
-        wanted = [unit for unit in mine if not self._take_up(unit)]
+        """Tokenize what the numbered units still lack, read by `steps`; raises what that raises.
+
+        Another way to `read` gives whole units, so an incomplete one is begun anew.
+        """
+        wanted = [unit for unit in mine if not self._take_up(unit, anew=read is not None)]
         with contextlib.ExitStack() as files:
             writer: PartWriter | None = None
             for step, tokenized in in_order(self._tokenize, (read or self.steps)(wanted), self.workers, _weight):
@@ -95,9 +99,13 @@ class Tokenizing:
                     files.pop_all().close()
                     writer = None
 
-    def _take_up(self, unit: int) -> bool:
-        """Count what is there of a unit; whether it is complete."""
+    def _take_up(self, unit: int, anew: bool) -> bool:
+        """Count what is there of a unit; whether it is complete. What is not can be begun anew."""
         found = whole_parts(self.folder, unit)
+        if anew and found and not found[-1].record.last:
+            for part in found:
+                part.path.unlink()
+            found = []
         for part in found:
             self.progress(int(part.table()["bytes"].sum()))
             for span, count in part.record.read.items():

@@ -22,13 +22,13 @@ from quatrain.text.reading import chunks, parse
 from quatrain.text.rows import Rows
 from quatrain.text.sources import Source, content_hash
 from quatrain.tokens.assembling import Assembly
-from quatrain.tokens.claim import TASK, Claim
+from quatrain.tokens.claim import TASK, Claim, Unfinished
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.corpus import Corpus
 from quatrain.tokens.deciding import Decisions, Fate, decide
 from quatrain.tokens.encoding import Encoder, dtype_of
 from quatrain.tokens.job import Job
-from quatrain.tokens.parts import finished_parts
+from quatrain.tokens.parts import NAME, finished_parts
 from quatrain.tokens.store import SPLITS, VERSION, TokenStore, fingerprint
 from quatrain.tokens.tokenizing import Step, Tokenizing
 
@@ -59,6 +59,7 @@ def prepare(
         report(f"{out} already holds the store of this request")
     else:
         with claim:
+            claim.remove_shards()  # they are written again, and their room is needed
             tokenize(job, claim, range(len(job.units)), report, progress)
             finish(job, claim, report, progress)
     return _summary(TokenStore(out), time.monotonic() - started)
@@ -79,8 +80,12 @@ def prepare_task(
     started = time.monotonic()
     job = Job.plan(_words(sources), Path(out), config, report)
     mine = range(task[0], len(job.units), task[1])
-    with job.claim(task) as claim:
-        tokenize(job, claim, mine, report, progress, task)
+    claim = job.claim(task)
+    if claim.finished(job.request):
+        report(f"{out} already holds the store of this request")
+    else:
+        with claim:
+            tokenize(job, claim, mine, report, progress, task)
     return {"task": task[0], "of": task[1], "units": len(mine), "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -93,7 +98,7 @@ def finish_tasks(
 ) -> dict[str, Any]:
     """Make the store of what tasks have tokenized, byte for byte that of `prepare`.
 
-    Raises `DataError` if the work of a task is missing.
+    Raises `Unfinished` if the work of a task is missing, and removes nothing.
     """
     started = time.monotonic()
     job = Job.plan(_words(sources), Path(out), config, report)
@@ -102,7 +107,7 @@ def finish_tasks(
         report(f"{out} already holds the store of this request")
     else:
         with claim:
-            finish(job, claim, report, progress)
+            finish(job, claim, report, progress, check=True)
     return _summary(TokenStore(out), time.monotonic() - started)
 
 
@@ -116,7 +121,9 @@ def tokenize(
     """Tokenize the numbered units into parts, and hash the sources that begin in them."""
     sizes = [span.size for unit in mine for span in job.units[unit].spans]
     total = sum(sizes) if all(sizes) else 0
-    _check_room(job.out, sum(sizes) // 4, "at least, for ids on their way")
+    new = [unit for unit in mine if not (claim.parts / NAME.format(unit=unit, number=0)).exists()]
+    room = sum(span.size for unit in new for span in job.units[unit].spans) // 4
+    _check_room(job.out, room, "at least, for ids on their way")
     done = 0
 
     def count(size: int) -> None:
@@ -178,17 +185,22 @@ def _cut(rows: Rows, share: float, report: Report) -> Rows:
     return cut
 
 
-def finish(job: Job, claim: Claim, report: Report, progress: Progress) -> None:
-    """Decide over all parts, write the shards, and store.json last. Raises `DataError` if parts are missing."""
-    parts, missing = finished_parts(claim.parts, len(job.units))
+def finish(job: Job, claim: Claim, report: Report, progress: Progress, check: bool = False) -> None:
+    """Decide over all parts, write the shards, and store.json last. Raises `Unfinished` if parts are missing.
+
+    With `check` parts are read whole first: those of this process are as it wrote them, those of others may not be.
+    """
+    parts, missing = finished_parts(claim.parts, len(job.units), check)
     if missing:
-        raise DataError(_what_is_missing(claim, missing))
+        raise Unfinished(_what_is_missing(claim, missing))
     corpus = Corpus(job.units, parts, dtype_of(job.tokenizer))
     decisions = decide(corpus, job.config, job.trained, report)
     _check_documents(job, corpus, decisions)
     staying = decisions.fates <= Fate.VAL
     ids = int(corpus.tokens[staying].sum()) + int(staying.sum())
     claim.remove_shards()
+    # Not before: tasks that start together would write it at once.
+    replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     _check_room(job.out, ids * corpus.dtype.itemsize + 8 * int(staying.sum()), "for the shards")
     replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     splits = Assembly(corpus, decisions, job.config, job.tokenizer, job.out, job.name, progress).run()
