@@ -29,7 +29,7 @@ def store(tmp_path_factory) -> TokenStore:
 
 @pytest.fixture
 def _small_sample(monkeypatch):
-    for name, value in {"SAMPLE": 4096, "BLOCKS": 16, "RUNS": 8, "DOCUMENTS": 64, "CHUNK": 100}.items():
+    for name, value in {"SAMPLE": 4096, "BLOCKS": 16, "RUNS": 8, "DOCUMENTS": 64, "CHUNK": 100, "MAPPED": 250}.items():
         monkeypatch.setattr(survey_module, name, value)
 
 

@@ -13,13 +13,14 @@ from quatrain.console import progress
 from quatrain.errors import DataError
 from quatrain.mixing import derive, uniform
 from quatrain.tokens.lengths import PaddedRows
-from quatrain.tokens.store import IntArray, SplitName, TokenStore, TokenStream
+from quatrain.tokens.store import IntArray, SplitName, TokenStore
 
 SAMPLE = 1 << 24  # ids read of a larger split
 BLOCKS = 256  # places from which its targets are counted
 RUNS = 32  # places at which its documents are padded
 DOCUMENTS = 4096  # padded, at most
 CHUNK = 1 << 22  # ids in memory at once
+MAPPED = 1 << 26  # ids read before files are mapped anew: else all that was read counts as this process's memory
 SEED = 1337  # of the places: a store is always told in the same numbers
 
 Spans = list[tuple[int, int]]  # positions start .. stop-1
@@ -39,19 +40,19 @@ def survey(store: TokenStore, name: SplitName, T: int, everything: bool) -> Surv
 
     Raises `DataError` for an id that is not in the vocabulary.
     """
-    stream = store.split(name)
+    count = len(store.split(name))
     counts = np.zeros(store.vocab_size, dtype=np.int64)
     padded = PaddedRows(T, store.eot)
-    if everything or len(stream) <= SAMPLE:
-        for first, ids in _read(stream, [(0, len(stream))], name):
+    if everything or count <= SAMPLE:
+        for first, ids in _read(store, name, [(0, count)], name):
             padded.read(ids)
             counts += _counted(store, name, ids if first else ids[1:])  # the first id of a split is no target
         return Survey(counts, padded, whole=True)
-    for _, ids in _read(stream, _blocks(len(stream)), f"{name} targets"):
+    for _, ids in _read(store, name, _blocks(count), f"{name} targets"):
         counts += _counted(store, name, ids)
     for span in _runs(store.document_starts(name)):
         padded.jump()
-        for _, ids in _read(stream, [span]):
+        for _, ids in _read(store, name, [span]):
             padded.read(ids)
     return Survey(counts, padded, whole=False)
 
@@ -85,11 +86,15 @@ def _runs(starts: npt.NDArray[np.uint64]) -> Spans:
     return [(start, min(stop, start + SAMPLE // RUNS)) for start, stop in bounds]
 
 
-def _read(stream: TokenStream, spans: Spans, what: str = "") -> Iterator[tuple[int, IntArray]]:
+def _read(store: TokenStore, name: SplitName, spans: Spans, what: str = "") -> Iterator[tuple[int, IntArray]]:
     """The ids of each span in chunks, each with its position."""
+    stream, mapped = store.split(name), 0
     with progress(what, sum(stop - start for start, stop in spans)) as advance:
         for begin, end in spans:
             for start in range(begin, end, CHUNK):
+                if mapped > MAPPED:
+                    stream, mapped = store.split(name), 0
                 ids = stream.read(start, min(end, start + CHUNK))
                 yield start, ids
+                mapped += len(ids)
                 advance(len(ids))
