@@ -224,7 +224,7 @@ assert main(["prepare", "fehlt_ü.txt", "--out", "T", "--json"]) == 2
 """
     process = in_process(script, LC_ALL="C")
     assert process.returncode == 0, process.stderr
-    assert repr("<|endoftext|>" + UNICODE[:35]).strip("'") in process.stdout
+    assert f"│ {UNICODE.splitlines()[0]}\n" in process.stdout
     assert json.loads(process.stdout.splitlines()[-1])["error"].startswith("fehlt_ü.txt: ")
     assert "gedichte_ü.txt" in Path("S/store.json").read_text(encoding="utf-8")
 

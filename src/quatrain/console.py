@@ -1,7 +1,12 @@
-"""Where words for people go: standard output, or standard error when `--json` owns standard output."""
+"""Where words for people go: standard output, or standard error when `--json` owns standard output.
 
+How far long work has come is always told on standard error, and only to a terminal.
+"""
+
+import contextlib
 import io
 import sys
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 _to_stderr = False
@@ -28,3 +33,18 @@ def human() -> TextIO:
 def say(text: str = "", end: str = "\n") -> None:
     """Print text for a person, at once."""
     print(text, end=end, file=human(), flush=True)
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error while long work goes on, if that is a terminal: call what it gives with what was done."""
+    if not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what, markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda amount: bar.advance(task, amount)

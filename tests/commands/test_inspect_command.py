@@ -30,24 +30,66 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_store_is_told_in_words_and_windows_of_text():
-    told = done("inspect", "store").out
-    for fact in ("tokenizer char, 56 ids, eot 55", "7 documents", "4,378 ids", "4,370 bytes", "1 shards of uint16"):
-        assert fact in told
-    assert repr("<|endoftext|>From fairest creatures")[:-1] in told
-    assert told.count("train[") == 2
-    assert done("inspect", "store", "--windows", "5").out.count("train[") == 5
-    assert done("inspect", "store", "--windows", "0").out.count("train[") == 0
+def words(text: str) -> list[str]:
+    """The lines of a text with single spaces."""
+    return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_json_of_a_store_is_what_store_json_says():
+def test_a_store_is_told_in_tables_and_windows_of_text():
+    told = words(done("inspect", "store").out)
+    for line in (
+        "tokenizer char, 56 ids, eot 55",
+        "train 7 4,378 4,370 1.000",
+        "validation: documents 7 (counted from 0), and others of the same text",
+        "no document was left out",
+        "train padded, by formula 7 7 2,791 38.9%",
+        "padded, measured 7 7 2,791 38.9%",
+        "train 4,377 4,377 55 1 6",
+        "│ Shall I compare thee to a summer's day?",
+    ):
+        assert line in told
+    assert sum(line.startswith("Window train ") for line in told) == 3
+    assert sum(line.startswith("── document ") for line in told) >= 1
+    assert done("inspect", "store", "--windows", "5").out.count("\nWindow ") == 5
+    assert done("inspect", "store", "--windows", "0").out.count("\nWindow ") == 0
+
+
+def test_json_of_a_store_is_what_store_json_says_and_more():
     answer = done("inspect", "store", "--json")
-    assert answer.json == TokenStore("store").facts
-    assert "7 documents" in answer.err
+    facts = TokenStore("store").facts
+    assert answer.json["fingerprint"] == facts["fingerprint"]
+    assert answer.json["splits"]["train"].items() >= facts["splits"]["train"].items()
+    assert answer.json["splits"]["train"]["targets"]["never"] == 1
+    assert answer.json["verified"] is None
+    assert len(answer.json["windows"]) == 3
+    assert "train 7 4,378 4,370 1.000" in words(answer.err)
+    assert len(answer.out.splitlines()) == 1
+
+
+def test_padding_is_told_for_the_length_that_is_asked_for():
+    told = done("inspect", "store", "--seq-len", "64", "--all", "--json").json
+    padding = told["splits"]["train"]["padding"]
+    assert (padding["seq_len"], padding["formula"]) == (64, padding["measured"])
+    assert padding["packed_windows"] == 4377 // 64
+    assert all(window["ids"] == 65 for window in told["windows"])
 
 
 def test_verify_says_that_every_file_holds():
-    assert "every file has the hash that store.json says" in done("inspect", "store", "--verify").out
+    answer = done("inspect", "store", "--verify", "--json")
+    assert "every file has the hash that store.json says (5 files, " in answer.err
+    assert answer.json["verified"]["files"] == 5
+
+
+def test_the_page_is_written_beside_what_is_said(store):
+    answer = done("inspect", "store", "--html", "store.html", "--json")
+    assert answer.json["html"] == "store.html"
+    assert "the same as a page: store.html" in answer.err
+    page = Path("store.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>\n<html")
+    assert answer.json["fingerprint"] in page
+    done("inspect", "store", "--html", "store.html")
+    assert Path("store.html").read_text(encoding="utf-8") == page
+    assert sorted(path.name for path in Path().iterdir()) == ["store", "store.html"]
 
 
 @pytest.mark.parametrize("name", ["sonnets_train_000000.bin", "sonnets_val_000000.bin", "sonnets_train.idx"])
@@ -64,6 +106,7 @@ def test_verify_names_a_file_of_the_right_size_and_another_content(store, name):
 def test_verify_checks_the_tokenizer_too(store, how):
     path = store / "tokenizer.json"
     path.write_bytes(path.read_bytes().replace(b"e", b"f", 1)) if how == "changed" else path.unlink()
+    assert refused("inspect", "store", "--verify", "--windows", "0").count("store/tokenizer.json: ") == 1
     assert "store/tokenizer.json: " in refused("inspect", "store", "--verify", "--windows", "0")
 
 
@@ -122,6 +165,11 @@ def test_a_run_is_told_with_its_losses_and_checkpoints(trained):
     assert facts["last"]["loss"] < 5 < facts["parameters"]
     for line in ("step 6, 384 tokens, train loss", "step 3: validation loss", "checkpoints: 3, 6", "GPT2LMHeadModel"):
         assert line in answer.err
+
+
+@pytest.mark.parametrize("option", [["--html", "x.html"], ["--verify"], ["--all"]])
+def test_options_of_stores_are_refused_for_a_run(trained, option):
+    assert "--html, --verify and --all are for stores" in refused("inspect", trained, *option)
 
 
 def test_a_checkpoint_folder_is_told_in_a_run_and_alone(trained):
@@ -202,6 +250,9 @@ def test_a_model_that_no_class_expresses_says_so():
         (["--model"], "--model requires an argument"),
         (["store", "--windows", "many"], '"many"'),
         (["store", "--windows=-1"], "--windows is -1, it must be at least 0"),
+        (["store", "--seq-len", "0"], "--seq-len is 0, it must be at least 1"),
+        (["store", "--html", "nowhere/x.html"], "expected a name that ends in .html, in a folder that exists"),
+        (["store", "--html", "store/store.json"], "expected a name that ends in .html"),
         (["store", "--windws", "3"], "no option --windws (did you mean '--windows'?)"),
         (["--windws", "3", "store"], "did you mean '--windows'?"),
         (["store", "--model.n-layer", "3"], "settings need --model RECIPE"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from quatrain.console import say
-from quatrain.errors import DataError, UsageError, did_you_mean
+from quatrain.errors import UsageError, did_you_mean
 
 GPT2_VOCAB = 50257  # assumed where no store says otherwise
 
@@ -16,8 +16,11 @@ def inspect(
     target: Path | None = None,
     *settings: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     model: str | None = None,
-    windows: int = 2,
+    seq_len: int = 1024,
+    windows: int = 3,
+    all: Annotated[bool, Parameter(negative=())] = False,
     verify: Annotated[bool, Parameter(negative=())] = False,
+    html: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> dict[str, Any]:
     """Show what is in a store or a run, or the parameters of a recipe's model.
@@ -28,10 +31,16 @@ def inspect(
         A token store, a run folder or a checkpoint folder.
     model
         A recipe: print its parameters' names, shapes on disk and counts. `--model.key value` changes it.
+    seq_len
+        Length of the rows for which a store's padding is told, and of its windows.
     windows
         Windows of a store to show as text.
+    all
+        Read all ids of a store; else a split of more than 16,777,216 is told by a sample.
     verify
         Read every file of the store and compare its hash.
+    html
+        Write what is in the store as one HTML file too, with plots; it needs no network.
     json
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
@@ -42,14 +51,18 @@ def inspect(
     if target is None or str(target).startswith("--"):
         raise UsageError("inspect needs a store, a run or a checkpoint folder, or --model RECIPE for settings")
     if settings:
-        known = ["--model", "--windows", "--verify", "--json"]
+        known = ["--model", "--seq-len", "--windows", "--all", "--verify", "--html", "--json"]
         raise UsageError(f"no option {settings[0]}{did_you_mean(settings[0], known)}; settings need --model RECIPE")
     if windows < 0:
         raise UsageError(f"--windows is {windows}, it must be at least 0")
+    if seq_len < 1:
+        raise UsageError(f"--seq-len is {seq_len}, it must be at least 1")
     if not target.exists():
         raise UsageError(f"{target}: no such folder; expected a store, a run or a checkpoint folder")
     if (target / "store.json").is_file() or (target / "prepare.json").is_file():
-        return _inspect_store(target, windows, verify)
+        return _inspect_store(target, seq_len, windows, all, verify, html)
+    if html or verify or all:
+        raise UsageError(f"{target} is no token store (no store.json), and --html, --verify and --all are for stores")
     return _inspect_run(target)
 
 
@@ -75,31 +88,25 @@ def _inspect_model(recipe: str, settings: list[str]) -> dict[str, Any]:
     }
 
 
-def _inspect_store(folder: Path, windows: int, verify: bool) -> dict[str, Any]:
-    from quatrain.tokens.store import SPLITS, TokenStore
+def _inspect_store(
+    folder: Path, seq_len: int, windows: int, everything: bool, verify: bool, html: Path | None
+) -> dict[str, Any]:
+    from quatrain.files import replace_file
+    from quatrain.tokens.facts import store_facts
+    from quatrain.tokens.store import TokenStore
+    from quatrain.tokens.view import show_store
 
-    store = TokenStore(folder)
-    facts = store.facts
-    tokenizer = facts["tokenizer"]
-    say(f"{folder}: tokenizer {tokenizer['name']}, {tokenizer['vocab_size']:,} ids, eot {tokenizer['eot']}")
-    for name in SPLITS:
-        split = facts["splits"][name]
-        say(
-            f"  {name:<6}{split['documents']:>12,} documents{split['tokens']:>16,} ids{split['bytes']:>16,} bytes"
-            f"  {len(split['shards'])} shards of {split['shards'][0]['dtype']}"
-        )
-    say(f"  split by {facts['split']}; {facts['counts']}; fingerprint {facts['fingerprint'][:16]}")
-    say(f"  {facts['splits']['val'].get('share_in_train', 0):.2%} of sampled 32-token validation spans stand in train")
-    if verify:
-        damaged = list(store.damaged())
-        if damaged:
-            raise DataError("\n".join(damaged))
-        say("  every file has the hash that store.json says")
-    for number in range(windows):
-        start = number * len(store.train) // max(windows, 1)
-        ids = store.train[start : start + 48]
-        say(f"  train[{start}:{start + len(ids)}] {store.tokenizer.decode(ids.tolist())!r}")
-    return facts
+    if html and (html.suffix not in (".html", ".htm") or not html.parent.is_dir()):  # never a file of the store
+        raise UsageError(f"--html {html}: expected a name that ends in .html, in a folder that exists")
+    facts = store_facts(TokenStore(folder), seq_len, windows, everything, verify)
+    show_store(facts)
+    if not html:
+        return facts.json()
+    from quatrain.web.store_page import store_page
+
+    replace_file(html, store_page(facts).encode())
+    say(f"\nthe same as a page: {html}")
+    return facts.json() | {"html": str(html)}
 
 
 def _inspect_run(folder: Path) -> dict[str, Any]:

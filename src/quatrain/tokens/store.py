@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -19,6 +19,7 @@ from quatrain.text.tokenizers import Tokenizer, load_tokenizer
 
 VERSION = 1
 AGAIN = "copy it again, or remove the folder and prepare again"
+HASHED_AT_ONCE = 1 << 20  # bytes
 SplitName = Literal["train", "val"]
 SPLITS: tuple[SplitName, ...] = ("train", "val")
 
@@ -158,25 +159,44 @@ class TokenStore:
             raise DataError(f"{path}: sha256 is {tokenizer.sha256}, store.json says {facts['sha256']}; {AGAIN}")
         return tokenizer
 
-    def damaged(self) -> Iterator[str]:
-        """Read everything and yield a sentence for each file whose hash is not the one written down."""
-        splits = [self.facts["splits"][name] for name in SPLITS]
-        parts = [part for split in splits for part in [*split["shards"], split["idx"]]]
-        for part in [*parts, {"file": "tokenizer.json", "sha256": self.facts["tokenizer"]["sha256"]}]:
+    def damaged(self, advance: Callable[[int], None] = lambda size: None) -> Iterator[str]:
+        """Read everything and yield a sentence for each file whose hash is not the one written down.
+
+        `advance` is told the bytes that were read, as they are.
+        """
+        for part in self._files():
             path = self.folder / part["file"]
             try:
-                with path.open("rb") as file:
-                    file.seek(part.get("offset", 0))
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                found = _hash(path, part.get("offset", 0), advance)
             except OSError as error:
                 yield f"{path}: {error.strerror}"
                 continue
             if found != part["sha256"]:
                 yield f"{path}: sha256 is {found}, store.json says {part['sha256']}"
 
+    def hashed_sizes(self) -> list[int]:
+        """Bytes that `damaged` reads of each file; 0 for one that is missing."""
+        parts = [(self.folder / part["file"], part.get("offset", 0)) for part in self._files()]
+        return [path.stat().st_size - offset if path.exists() else 0 for path, offset in parts]
+
+    def _files(self) -> list[dict[str, Any]]:
+        splits = [self.facts["splits"][name] for name in SPLITS]
+        parts = [part for split in splits for part in [*split["shards"], split["idx"]]]
+        return [*parts, {"file": "tokenizer.json", "sha256": self.facts["tokenizer"]["sha256"]}]
+
     def _map(self, shard: dict[str, Any]) -> IntArray:
         path = self.folder / shard["file"]  # an absolute file name stays as it is
         return _map_file(path, np.dtype(shard["dtype"]).newbyteorder("<"), shard["offset"], shard["tokens"])
+
+
+def _hash(path: Path, offset: int, advance: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(offset)
+        while block := file.read(HASHED_AT_ONCE):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
 
 
 def _map_file(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> IntArray:
