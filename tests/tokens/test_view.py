@@ -26,7 +26,7 @@ def evil(tmp_path_factory) -> TokenStore:
     folder = tmp_path_factory.mktemp("view")
     texts = [EVIL + str(number) for number in range(4)]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    prepare([folder / "texts.jsonl"], folder / "store", PrepareConfig(tokenizer="bytes", val_docs=(0,)))
+    prepare([folder / "texts.jsonl"], folder / "store", PrepareConfig("bytes", val_docs=(0,), cross_dedup=False))
     return TokenStore(folder / "store")
 
 

@@ -173,7 +173,7 @@ def test_equal_stores_give_equal_pages(facts, text):
 
 def test_no_text_of_a_corpus_or_a_store_becomes_markup(tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": EVIL + str(n)}) + "\n" for n in range(4)))
-    prepare([tmp_path / "texts.jsonl"], tmp_path / "store", PrepareConfig(tokenizer="bytes", val_docs=(0,)))
+    prepare([tmp_path / "texts.jsonl"], tmp_path / "store", PrepareConfig("bytes", val_docs=(0,), cross_dedup=False))
     facts = store_facts(TokenStore(tmp_path / "store"), 4096, 1)
     plain = {tag for tag, _ in Parsed(store_page(facts)).elements}
     changed = facts.store | {

@@ -6,8 +6,9 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quatrain.errors import DataError, did_you_mean
+from quatrain.errors import DataError
 from quatrain.text.hub_library import endpoint, library
+from quatrain.text.rows import no_column
 
 ROWS = 1000  # rows in a batch, and decoded at once
 BLOCK = 16 << 20  # bytes asked of the Hub at once
@@ -98,11 +99,3 @@ def _value_of(scalar: Any) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError:
         return scalar.as_buffer().to_pybytes()
-
-
-def no_column(column: str, known: list[str]) -> str:
-    """The sentence about a column that is not there."""
-    return (
-        f"no column '{column}'{did_you_mean(column, known)}; found: {', '.join(known) or 'none'} "
-        f"(choose one with --text-column)"
-    )
