@@ -44,6 +44,9 @@ def test_the_pairs_of_sets_are_found(texts, data, threshold):
     index = ValidationIndex(*flat(validation), threshold)
     assert found(index, documents) == expected(documents, validation, threshold)
     assert found(index, documents, np.uint32) == found(index, documents)
+    numbers, others, jaccards = (column.tolist() for column in index.similar(*flat(documents), most=1))
+    assert numbers == sorted({number for number, _ in found(index, documents)})
+    assert set(zip(zip(numbers, others, strict=True), jaccards, strict=True)) <= found(index, documents).items()
     assert found(ValidationIndex(*flat(validation, np.uint32), threshold), documents) == found(index, documents)
 
 

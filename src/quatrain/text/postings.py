@@ -8,6 +8,7 @@ import numpy as np
 from quatrain.text.lookup import Hashes, Places, distinct, mixed, unpaired
 
 EXPANDED = 1 << 21  # entries of posting lists looked at together, beyond which a part is closed
+DENSE = 4  # cells that one key is worth, as counting in a table is so much faster than sorting
 
 
 class PostingLists:
@@ -94,8 +95,13 @@ def _runs(starts: Places, lengths: Places) -> Places:
 
 
 def _summed(keys: Places, counts: Places) -> tuple[Places, Places]:
-    """Distinct keys, ascending, and the sum of the counts of each."""
+    """Distinct keys, ascending, and the sum of the counts of each, all positive."""
+    low, high = (int(keys.min()), int(keys.max())) if len(keys) else (0, 0)
+    if high - low < DENSE * len(keys):
+        sums = np.bincount(keys - low, weights=counts).astype(np.int64)
+        present = np.flatnonzero(sums)
+        return present + low, sums[present]
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     starts = np.flatnonzero(distinct(keys))
-    return keys[starts], np.add.reduceat(counts[order], starts) if len(starts) else counts
+    return keys[starts], np.add.reduceat(counts[order], starts)

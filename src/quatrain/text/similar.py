@@ -8,7 +8,7 @@ B's grams, which ordinary text seldom meets; what meets enough of them is compar
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -57,22 +57,24 @@ class ValidationIndex:
         self._lists = PostingLists(np.cumsum(first) - 1, np.repeat(rank, chosen.kept)[order], len(rank))
         self._filter = BitMap(chosen.quick)
 
-    def similar(self, ids: Ids, offsets: Offsets) -> tuple[Places, Places, Jaccards]:
+    def similar(self, ids: Ids, offsets: Offsets, most: int | None = None) -> tuple[Places, Places, Jaccards]:
         """Every pair of a document and a validation document with Jaccard >= threshold, in ascending order.
 
         Gives the documents' numbers, the validation documents' numbers and the similarities, each of shape (pairs,).
+        With `most`, a document that has one comes with that many of its pairs at the most: enough to know which
+        documents are similar, and soon done where a large family is alike.
         """
         found = [
             (number, other, near)
             for number, ranks, met in self._candidates(ids, offsets)
-            for other, near in self._compared(gram_set(ids[offsets[number] : offsets[number + 1]]), ranks, met)
+            for other, near in islice(self._compared(_grams_of(number, ids, offsets), ranks, met), most)
         ]
         found.sort()
         documents, others, jaccards = zip(*found, strict=True) if found else ((), (), ())
         return np.array(documents, dtype=np.int64), np.array(others, dtype=np.int64), np.array(jaccards, dtype=float)
 
     def _candidates(self, ids: Ids, offsets: Offsets) -> Iterator[tuple[int, Places, Places]]:
-        """Documents with the ranks that may be similar to them and the number of those one's chosen grams met."""
+        """Documents, the ranks that may be similar to each, and how many of the chosen grams of those it meets."""
         documents, members = self._found(ids, offsets)
         small = np.searchsorted(self._needed, np.bincount(documents), side="right")
         for owners, ranks, met in self._lists.counted(documents, members, small):
@@ -105,12 +107,17 @@ class ValidationIndex:
     def _compared(self, own: Hashes, ranks: Places, met: Places) -> Iterator[tuple[int, float]]:
         """The validation documents that are similar to a document with these grams, and how similar."""
         sizes = self._sizes[ranks]
-        most = np.minimum(met + self._left_out[ranks], len(own))  # grams in common
-        for rank in ranks[most / (len(own) + sizes - most) >= self.threshold].tolist():
-            number = self._original[rank]
-            near = jaccard(own, gram_set(self._ids[self._offsets[number] : self._offsets[number + 1]]))
+        common = np.minimum(met + self._left_out[ranks], len(own))
+        bounds = common / (len(own) + sizes - common)
+        for rank in ranks[np.argsort(-bounds)[: np.count_nonzero(bounds >= self.threshold)]].tolist():
+            number = int(self._original[rank])
+            near = jaccard(own, _grams_of(number, self._ids, self._offsets))
             if near >= self.threshold:
-                yield int(number), near
+                yield number, near
+
+
+def _grams_of(number: int, ids: Ids, offsets: Offsets) -> Hashes:
+    return gram_set(ids[offsets[number] : offsets[number + 1]])
 
 
 class _Chosen(NamedTuple):
@@ -132,11 +139,12 @@ def _choose(ids: Ids, offsets: Offsets, threshold: float) -> _Chosen:
         counts.append((len(order), *_quota(len(order), threshold)))
         chosen = counts[-1][1]
         if chosen < len(order):
-            # The logarithms' sum takes the pairs of a gram as independent.
+            # The logarithms' sum takes the pairs of a gram as independent. Of equals the smallest hashes are chosen, so
+            # that of one boilerplate all documents choose the same grams, and these share their posting list.
             score = np.sum(
                 [commonness[start + place : start + place + len(found)] for place in range(GRAM - 1)], axis=0
             )
-            order = order[np.argpartition(score[order], chosen)[:chosen]]
+            order = order[np.argsort(score[order], kind="stable")[:chosen]]
         hashes.append(found[order])
         positions.append(start + order)
     sizes, kept, needed = np.array(counts, dtype=np.int64).reshape(-1, 3).T
