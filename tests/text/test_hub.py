@@ -306,8 +306,8 @@ def test_what_another_attempt_would_not_change_says_what_to_do(hub):
     assert f"the data set is gated: accept its terms on {page}gated, then log in" in message("hub:me/gated")
     assert "no revision 'v2'; choose a branch, tag or commit" in message("hub:me/web?revision=v2")
     assert "no revision '" in message(f"hub:me/web?revision={'1' * 40}")
-    assert "no config 'smll' (did you mean 'small'?); choose with name=: default, small" in message(
-        "hub:me/web?name=smll"
+    assert "no config 'smaller' (did you mean 'small'?); choose with name=: default, small" in message(
+        "hub:me/web?name=smaller"
     )
     assert "no split 'trainn' (did you mean 'train'?); choose with split=: train, test" in message(
         "hub:me/web?split=trainn"

@@ -15,7 +15,10 @@ from quatrain.tokens.writer import prepare
 
 def store_of(folder, texts, **options) -> TokenStore:
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    config = PrepareConfig(**{"tokenizer": "bytes", "val_docs": (0,), "cross_dedup": False, "allow_duplicates": True, "shard_size": 50} | options)
+    config = PrepareConfig(
+        **{"tokenizer": "bytes", "val_docs": (0,), "cross_dedup": False, "allow_duplicates": True, "shard_size": 50}
+        | options
+    )
     prepare([folder / "texts.jsonl"], folder / "store", config)
     return TokenStore(folder / "store")
 

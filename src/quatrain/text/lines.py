@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from quatrain.errors import DataError
 from quatrain.text.rows import CHUNK, Reading, Rows, decoded, kind_of, no_column, no_string
@@ -85,28 +85,29 @@ def whole_lines(pieces: Iterable[bytes], longest: int) -> Iterator[tuple[bytes, 
 def parse_lines(block: bytes, how: Reading) -> Rows:
     """The texts of whole lines; blank ones are no documents."""
     rows = Rows()
-    for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
-        if len(line) > how.max_line:
-            rows.spoil(number, "too long", f"a line of over {how.max_line:,} bytes; allow it with --max-line-bytes")
-        elif line.strip():
-            text = decoded(rows, number, line)
-            if text is not None:
-                _add_json(rows, number, text, how)
+    for number, found in objects(rows, block, how.max_line):
+        if how.column not in found:
+            rows.spoil(number, "no text", no_column(how.column, list(found)))
+        elif not isinstance(found[how.column], str):
+            rows.spoil(number, "text is no string", no_string(how.column, kind_of(found[how.column])))
+        else:
+            rows.add(number, found[how.column], how.max_document)
     return rows
 
 
-def _add_json(rows: Rows, number: int, line: str, how: Reading) -> None:
-    try:
-        # The standard library's parser is strict: a raw control character is an error.
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        rows.spoil(number, "not JSON", f"not a line of JSON ({error})")
-        return
-    if not isinstance(found, dict):
-        rows.spoil(number, "not JSON", f"expected a JSON object, found {kind_of(found)}")
-    elif how.column not in found:
-        rows.spoil(number, "no text", no_column(how.column, list(found)))
-    elif not isinstance(found[how.column], str):
-        rows.spoil(number, "text is no string", no_string(how.column, kind_of(found[how.column])))
-    else:
-        rows.add(number, found[how.column], how.max_document)
+def objects(rows: Rows, block: bytes, longest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects of whole lines with their rows; a line that holds none spoils its row, a blank one is passed."""
+    for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+        if len(line) > longest:
+            rows.spoil(number, "too long", f"a line of over {longest:,} bytes; allow it with --max-line-bytes")
+        elif line.strip() and (text := decoded(rows, number, line)) is not None:
+            try:
+                # The standard library's parser is strict: a raw control character is an error.
+                found = json.loads(text)
+            except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+                rows.spoil(number, "not JSON", f"not a line of JSON ({error})")
+                continue
+            if isinstance(found, dict):
+                yield number, found
+            else:
+                rows.spoil(number, "not JSON", f"expected a JSON object, found {kind_of(found)}")

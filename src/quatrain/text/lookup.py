@@ -1,14 +1,15 @@
 """Sets of 64-bit hashes that many hashes are looked up in at once, a few nanoseconds each."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
+Number = TypeVar("Number", bound=np.integer[Any])
 
-LARGEST_MAP = 27  # log2 of bits: 16 MiB, about what a last-level cache holds
+LARGEST_MAP = 26  # log2 of bits: 8 MiB; larger ones let less through, but are slower to look into
 
 
 class BitMap:
@@ -77,6 +78,18 @@ def distinct(ascending: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     first = np.ones(len(ascending), dtype=np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
     return first
+
+
+def ascending(keys: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """The distinct values, sorted."""
+    keys = np.sort(keys)
+    return keys[distinct(keys)]
+
+
+def unpaired(keys: Places, size: int) -> tuple[Places, Places]:
+    """The two numbers of keys that are first * size + second."""
+    first = keys // max(1, size)
+    return first, keys - first * size
 
 
 def mixed(hashes: Hashes) -> Hashes:

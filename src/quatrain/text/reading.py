@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from quatrain.errors import DataError
 from quatrain.text import hub, parquet
 from quatrain.text.compressed import Truncated, decompress
-from quatrain.text.lines import READ, behind, count_lines, next_line, parse_lines, pieces_of_lines, whole_lines
+from quatrain.text.lines import READ, behind, count_lines, next_line, objects, parse_lines, pieces_of_lines, whole_lines
 from quatrain.text.rows import Bad, Chunk, Reading, Rows, State, decoded, parse_values
 from quatrain.text.sources import Source, opened
 
@@ -104,6 +104,19 @@ def read_texts(source: Source, how: Reading | None = None) -> Iterator[bytes]:
     for span in spans(source):
         for chunk in chunks(span, how):
             yield from parse(span, chunk, how).texts
+
+
+def read_objects(source: Source) -> Iterator[dict[str, Any]]:
+    """Every object of a .jsonl, plain or compressed. Raises `DataError` for the first line that holds none."""
+    span, how = Span(source), Reading()
+    row = 0
+    with opened(source.path) as file:
+        for block, _ in whole_lines(_pieces(span, how, file), how.max_line):
+            rows = Rows()
+            yield from (found for _, found in objects(rows, block, how.max_line))
+            for bad in rows.bad:
+                raise DataError(f"{span.place(row + bad.row)}: {bad.sentence}")
+            row += block.count(b"\n")
 
 
 def _bad_file(span: Span, error: DataError) -> Bad:

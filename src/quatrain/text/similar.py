@@ -1,81 +1,102 @@
 """Near-duplicates of validation: every document that is similar to a validation document, found exactly.
 
-Similar means that the Jaccard similarity of the sets of token 5-grams (`text.grams`) is at least a threshold.
-Nothing is sampled. A 32-bit hash of every gram goes through a bit map of validation's grams; the few that pass are
-looked up by their 64-bit hash, and counted for each validation document that holds them.
+Similar means that the Jaccard similarity of the sets of token 5-grams (`text.grams`) is at least a threshold t.
+No pair is missed: at least t |B| of the grams of B must stand in A, so whatever part of B's grams is chosen, all but
+(1 - t) |B| of it must (the prefix filter of Chaudhuri, Ganti and Kaushik 2006). The index holds the rarest half of
+B's grams, which ordinary text seldom meets; what meets enough of them is compared as a whole.
 """
 
+import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quatrain.text.fast import Offsets
-from quatrain.text.grams import GRAM, Ids, gram_hashes_at, gram_set, grams_within
-from quatrain.text.lookup import BitMap, Hashes, Lookup, Places, distinct, mixed
+from quatrain.text.grams import GRAM, Ids, gram_hashes, gram_hashes_at, gram_set, jaccard
+from quatrain.text.lookup import BitMap, Hashes, Lookup, Places, ascending, distinct, unpaired
+from quatrain.text.postings import PostingLists
 
 BLOCK = 1 << 16  # ids whose 32-bit hashes, with what they are computed from, stay in a core's cache
-EXPANDED = 1 << 21  # (document, validation document) counts held at once, plus one posting list
+# The share of B's grams that must be met among the chosen ones, beyond the one that the threshold demands: more
+# makes the index larger, less makes more documents be compared as a whole.
+EVIDENCE = 0.08
+PAIR_TABLE = 22  # log2 of the cells in which pairs of ids are counted
 
 Words = npt.NDArray[np.uint32]
+Jaccards = npt.NDArray[np.float64]
 
-_MULTIPLIER = np.uint32(0x9E3779B1)
-_SQUARE = np.uint32(0x9E3779B1**2 % 2**32)
-_LAST = np.uint32(0x85EBCA77)
+_MULTIPLIER, _SQUARE, _LAST = (np.uint32(odd % 2**32) for odd in (0x9E3779B1, 0x9E3779B1**2, 0x85EBCA77))
 
 
 class ValidationIndex:
-    """Validation's grams, and which documents hold them; used from any number of threads at once.
+    """Validation's rarest grams, and which documents hold them; used from any number of threads at once.
 
-    Memory: about 20 bytes a distinct gram, and up to 32 MiB for filters; four times that while it is built.
+    Holds on to `ids`, and about 12 bytes for each of them besides.
     """
 
     def __init__(self, ids: Ids, offsets: Offsets, threshold: float = 0.6) -> None:
         if not 0 < threshold <= 1:
             raise ValueError(f"threshold {threshold}; expected above 0 and at most 1")
         self.threshold = threshold
-        members, numbers, holders = _postings(ids, offsets)
-        sizes = np.bincount(holders, minlength=len(offsets) - 1)
-        # Documents are known by their rank in size, so that in every list those that are small enough come first.
-        self._original = np.argsort(sizes, kind="stable")
-        self._sizes = sizes[self._original]
+        self._ids, self._offsets = ids, offsets
+        chosen = _choose(ids, offsets, threshold)
+        # Documents are known by their rank in size: the larger, the more of the chosen grams must be met.
+        self._original = np.argsort(chosen.sizes, kind="stable")
+        self._sizes = chosen.sizes[self._original]
+        self._left_out = self._sizes - chosen.kept[self._original]
+        self._needed = chosen.needed[self._original]
         rank = np.empty_like(self._original)
         rank[self._original] = np.arange(len(rank))
-        self._lookup = Lookup(members)
-        self._lists = PostingLists(numbers, rank[holders], len(rank))
-        self._filter = BitMap(_quick_hashes(ids))
+        order = np.argsort(chosen.hashes)
+        hashes = chosen.hashes[order]
+        first = distinct(hashes)
+        self._lookup = Lookup(hashes[first])
+        self._lists = PostingLists(np.cumsum(first) - 1, np.repeat(rank, chosen.kept)[order], len(rank))
+        self._filter = BitMap(chosen.quick)
 
-    def similar(self, ids: Ids, offsets: Offsets) -> tuple[Places, Places, npt.NDArray[np.float64]]:
+    def similar(self, ids: Ids, offsets: Offsets, most: int | None = None) -> tuple[Places, Places, Jaccards]:
         """Every pair of a document and a validation document with Jaccard >= threshold, in ascending order.
 
         Gives the documents' numbers, the validation documents' numbers and the similarities, each of shape (pairs,).
+        With `most`, a document that has one comes with that many of its pairs at the most: enough to know which
+        documents are similar, and soon done where a large family is alike.
         """
+        found = [
+            (number, other, near)
+            for number, ranks, met in self._candidates(ids, offsets)
+            for other, near in islice(self._compared(_grams_of(number, ids, offsets), ranks, met), most)
+        ]
+        found.sort()
+        documents, others, jaccards = zip(*found, strict=True) if found else ((), (), ())
+        return np.array(documents, dtype=np.int64), np.array(others, dtype=np.int64), np.array(jaccards, dtype=float)
+
+    def _candidates(self, ids: Ids, offsets: Offsets) -> Iterator[tuple[int, Places, Places]]:
+        """Documents, the ranks that may be similar to each, and how many of the chosen grams of those it meets."""
         documents, members = self._found(ids, offsets)
-        documents, ranks, common = self._counted(documents, members)
-        enough = common / self._sizes[ranks] >= self.threshold  # necessary, for the union is at least as large
-        documents, ranks, common = documents[enough], ranks[enough], common[enough]
-        own = np.zeros(len(offsets) - 1, dtype=np.int64)
-        for number in documents[distinct(documents)]:
-            own[number] = len(gram_set(ids[offsets[number] : offsets[number + 1]]))
-        jaccards = common / (own[documents] + self._sizes[ranks] - common)
-        near = np.flatnonzero(jaccards >= self.threshold)
-        documents, others, jaccards = documents[near], self._original[ranks[near]], jaccards[near]
-        order = np.lexsort((others, documents))
-        return documents[order], others[order], jaccards[order]
+        small = np.searchsorted(self._needed, np.bincount(documents), side="right")
+        for owners, ranks, met in self._lists.counted(documents, members, small):
+            enough = met >= self._needed[ranks]
+            owners, ranks, met = owners[enough], ranks[enough], met[enough]
+            starts = np.flatnonzero(distinct(owners))
+            for start, end in pairwise([*starts.tolist(), len(owners)]):
+                yield int(owners[start]), ranks[start:end], met[start:end]
 
     def _found(self, ids: Ids, offsets: Offsets) -> tuple[Places, Places]:
-        """Distinct pairs of a document and a gram of validation that it holds, ascending."""
+        """Distinct pairs of a document and a member of the index that it holds, ascending."""
         positions = self._possible(ids)
         counts = np.diff(np.searchsorted(positions, offsets))
         documents = np.repeat(np.arange(len(counts)), counts)
         whole = positions + GRAM <= offsets[documents + 1]
         positions, documents = positions[whole], documents[whole]
         known, members = self._lookup.find(gram_hashes_at(ids, positions))
-        return _unpaired(_distinct(documents[known] * len(self._lookup.members) + members), len(self._lookup.members))
+        size = len(self._lookup.members)
+        return unpaired(ascending(documents[known] * size + members), size)
 
     def _possible(self, ids: Ids) -> Places:
-        """Positions at which a gram of validation may begin."""
+        """Positions at which a member may begin."""
         room, scratch = _room(), self._filter.scratch(BLOCK)
         found = [np.empty(0, dtype=np.int64)]
         for start in range(0, len(ids) - GRAM + 1, BLOCK):
@@ -83,122 +104,68 @@ class ValidationIndex:
             found.append(self._filter.possible(hashes, scratch) + start)
         return np.concatenate(found)
 
-    def _counted(self, documents: Places, members: Places) -> tuple[Places, Places, Places]:
-        """Document, rank of a validation document, grams in common: every pair that can still be similar."""
-        totals = np.bincount(documents)  # grams in common with all of validation
-        # Only documents with |B| <= total / threshold matter, as |A and B| <= total.
-        small = np.searchsorted(self._sizes, totals / self.threshold + 1, side="right")
-        lists = self._lists.list_of[members]
-        keys, grams = _summed(documents * len(self._lists) + lists, np.ones(len(lists), dtype=np.int64))
-        documents, lists = _unpaired(keys, len(self._lists))
-        parts = list(self._lists.expanded(documents, lists, grams, small))
-        keys, sums = (np.concatenate([np.empty(0, dtype=np.int64), *column]) for column in zip(*parts, strict=True))
-        return *_unpaired(keys, len(self._sizes)), sums
+    def _compared(self, own: Hashes, ranks: Places, met: Places) -> Iterator[tuple[int, float]]:
+        """The validation documents that are similar to a document with these grams, and how similar."""
+        sizes = self._sizes[ranks]
+        common = np.minimum(met + self._left_out[ranks], len(own))
+        bounds = common / (len(own) + sizes - common)
+        for rank in ranks[np.argsort(-bounds)[: np.count_nonzero(bounds >= self.threshold)]].tolist():
+            number = int(self._original[rank])
+            near = jaccard(own, _grams_of(number, self._ids, self._offsets))
+            if near >= self.threshold:
+                yield number, near
 
 
-class PostingLists:
-    """For every gram the ranks of the documents that hold it; grams of the same documents share one list.
-
-    What only one document holds, which is nearly all, is one list a document; a boilerplate's grams are one list.
-    """
-
-    def __init__(self, numbers: Places, ranks: Places, documents: int) -> None:
-        """From the pairs of a gram's number, 0 and up without gaps, and a rank below `documents`: distinct pairs."""
-        self._documents = documents
-        keys = np.sort(numbers * documents + ranks)
-        numbers, ranks = _unpaired(keys, documents)
-        starts = np.flatnonzero(distinct(numbers))
-        lengths = np.diff(np.append(starts, len(numbers)))
-        several = np.flatnonzero(lengths > 1)
-        alike, first = _alike(_mixed_sums(ranks, starts[several], lengths[several]))
-        # List r below `documents` is that of rank r alone; the others follow.
-        self.list_of = ranks[starts].astype(np.int32)
-        self.list_of[several] = documents + alike
-        one_each = np.arange(documents)
-        shared = lengths[several[first]]
-        self._starts = np.concatenate([one_each, documents + np.cumsum(shared) - shared])
-        self._ranks = np.concatenate([one_each, ranks[_runs(starts[several[first]], shared)]])
-        self._ends = np.append(self._starts[1:], len(self._ranks))
-        self._keys = np.repeat(np.arange(len(self._starts)), self._ends - self._starts) * documents + self._ranks
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def expanded(
-        self, documents: Places, lists: Places, grams: Places, small: Places
-    ) -> Iterator[tuple[Places, Places]]:
-        """Sums of `grams` by document and rank, as keys (document x documents + rank) and sums, a part at a time.
-
-        Document d counts towards the ranks below small[d] alone. `documents` ascend.
-        """
-        limits = small[documents]
-        held = self._ranks[self._starts[lists]] < limits
-        documents, lists, grams, limits = documents[held], lists[held], grams[held], limits[held]
-        lengths = np.searchsorted(self._keys, lists * self._documents + limits) - self._starts[lists]
-        cuts = np.searchsorted(np.cumsum(lengths), np.arange(EXPANDED, lengths.sum(), EXPANDED))
-        open_keys = open_sums = np.empty(0, dtype=np.int64)
-        for start, stop in pairwise([0, *cuts[distinct(cuts)].tolist(), len(lists)]):
-            part = slice(start, stop)
-            ranks = self._ranks[_runs(self._starts[lists[part]], lengths[part])]
-            keys = np.repeat(documents[part], lengths[part]) * self._documents + ranks
-            sums = np.repeat(grams[part], lengths[part])
-            keys, sums = _summed(np.concatenate([open_keys, keys]), np.concatenate([open_sums, sums]))
-            # The last document may go on in the next part.
-            closed = len(keys) if stop == len(lists) else int(np.searchsorted(keys, documents[stop] * self._documents))
-            yield keys[:closed], sums[:closed]
-            open_keys, open_sums = keys[closed:], sums[closed:]
+def _grams_of(number: int, ids: Ids, offsets: Offsets) -> Hashes:
+    return gram_set(ids[offsets[number] : offsets[number + 1]])
 
 
-def _postings(ids: Ids, offsets: Offsets) -> tuple[Hashes, Places, Places]:
-    """The distinct gram hashes, ascending, and the distinct pairs of a gram's number there and a document."""
-    hashes, bounds = grams_within(ids, offsets)
-    documents = len(offsets) - 1
-    order = np.argsort(hashes)
-    hashes = hashes[order]
-    first = distinct(hashes)
-    holders = np.repeat(np.arange(documents), np.diff(bounds))[order]
-    pairs = _distinct((np.cumsum(first) - 1) * documents + holders)
-    return hashes[first], *_unpaired(pairs, documents)
+class _Chosen(NamedTuple):
+    hashes: Hashes  # of the chosen grams, document by document
+    quick: Words  # their 32-bit hashes
+    sizes: Places  # of every document: its distinct grams,
+    kept: Places  # how many of them are chosen,
+    needed: Places  # and how many chosen ones a similar document must hold
 
 
-def _mixed_sums(ranks: Places, starts: Places, lengths: Places) -> Hashes:
-    """A hash of every run of ranks."""
-    if not len(starts):
-        return np.empty(0, dtype=np.uint64)
-    hashes = mixed(ranks[_runs(starts, lengths)].astype(np.uint64))
-    return np.add.reduceat(hashes, np.cumsum(lengths) - lengths)
+def _choose(ids: Ids, offsets: Offsets, threshold: float) -> _Chosen:
+    """Of every validation document the grams that are rarest, judged by the pairs of ids in them."""
+    commonness = _pair_commonness(ids)
+    hashes, positions, counts = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)], []
+    for start, end in pairwise(offsets.tolist()):
+        found = gram_hashes(ids[start:end])
+        order = np.argsort(found)
+        order = order[distinct(found[order])]
+        counts.append((len(order), *_quota(len(order), threshold)))
+        chosen = counts[-1][1]
+        if chosen < len(order):
+            # The logarithms' sum takes the pairs of a gram as independent. Of equals the smallest hashes are chosen, so
+            # that of one boilerplate all documents choose the same grams, and these share their posting list.
+            score = np.sum(
+                [commonness[start + place : start + place + len(found)] for place in range(GRAM - 1)], axis=0
+            )
+            order = order[np.argsort(score[order], kind="stable")[:chosen]]
+        hashes.append(found[order])
+        positions.append(start + order)
+    sizes, kept, needed = np.array(counts, dtype=np.int64).reshape(-1, 3).T
+    return _Chosen(np.concatenate(hashes), _quick_hashes(ids)[np.concatenate(positions)], sizes, kept, needed)
 
 
-def _alike(hashes: Hashes) -> tuple[Places, Places]:
-    """Equal hashes numbered alike, 0 and up, and where the first of every number stands."""
-    order = np.argsort(hashes)
-    first = distinct(hashes[order])
-    numbers = np.empty(len(hashes), dtype=np.int64)
-    numbers[order] = np.cumsum(first) - 1
-    return numbers, order[first]
+def _quota(size: int, threshold: float) -> tuple[int, int]:
+    """How many of a document's grams to choose, and how many of those a similar document must hold."""
+    demanded = max(1, math.ceil(threshold * size - 1e-6))  # of all its grams; rounding must not make it one more
+    kept = min(size, size - demanded + 1 + int(EVIDENCE * size))
+    return kept, kept - (size - demanded)
 
 
-def _runs(starts: Places, lengths: Places) -> Places:
-    """start, start + 1, ... of every run, end to end."""
-    return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-
-
-def _distinct(keys: Places) -> Places:
-    keys = np.sort(keys)
-    return keys[distinct(keys)]
-
-
-def _unpaired(keys: Places, size: int) -> tuple[Places, Places]:
-    return keys // max(1, size), keys % max(1, size)
-
-
-def _summed(keys: Places, counts: Places) -> tuple[Places, Places]:
-    """Distinct keys, ascending, and the sum of each one's counts."""
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    starts = np.flatnonzero(distinct(keys))
-    sums = np.add.reduceat(counts[order], starts) if len(starts) else counts
-    return keys[starts], sums
+def _pair_commonness(ids: Ids) -> npt.NDArray[np.float32]:
+    """The logarithm of how often each pair of neighbours stands there, roughly: different pairs may share a count."""
+    cells = ids[:-1].astype(np.uint32) * _MULTIPLIER
+    cells += ids[1:]
+    cells *= _LAST
+    cells >>= np.uint32(32 - PAIR_TABLE)
+    logarithms = np.log(np.maximum(np.bincount(cells), 1).astype(np.float32))
+    return np.take(logarithms, cells)
 
 
 def _quick_hashes(ids: Ids) -> Words:
@@ -222,7 +189,7 @@ def _quick_block(ids: Ids, room: Words) -> Words:
     pair[:-1] += one[1:]
     np.multiply(pair, _SQUARE, out=more)
     more[:-2] += pair[2:]
-    hashes = more[: 1 - GRAM]
+    hashes: Words = more[: 1 - GRAM]
     hashes *= _MULTIPLIER
     hashes += one[GRAM - 1 :]
     hashes *= _LAST

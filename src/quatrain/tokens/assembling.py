@@ -77,16 +77,15 @@ class Assembly:
             index = ValidationIndex(*self.corpus.gather(some), self.config.near_threshold)
 
             def compare(block: Numbers, index: ValidationIndex = index, some: Numbers = some) -> tuple[Any, ...]:
-                near, like, jaccard = index.similar(*self.corpus.gather(block))
+                near, like, jaccard = index.similar(*self.corpus.gather(block), most=1)
                 return block[near], some[like], jaccard
 
             train = self._not_short(self.decisions.documents(Fate.TRAIN))
             for near, like, jaccard in self._in_blocks(compare, train, "comparing with validation"):
-                first = np.unique(near, return_index=True)[1]
-                self.decisions.leave_out(Fate.NEAR_VALIDATION, near[first], like[first], jaccard[first])
+                self.decisions.leave_out(Fate.NEAR_VALIDATION, near, like, jaccard)
 
     def _leave_out_near_duplicates(self) -> None:
-        from quatrain.text.near import band_hashes, candidate_pairs, removed, verified  # with rensa, only for this
+        from quatrain.text.near import band_hashes, near_duplicates  # with rensa, only for this
 
         train = self._not_short(self.decisions.documents(Fate.TRAIN))
 
@@ -98,12 +97,12 @@ class Assembly:
         with Bands(self.folder / PARTS / "bands.tmp") as file:
             for rows in self._in_blocks(bands, train, "hashing for near-duplicates"):
                 file.add(rows)
-            pairs = candidate_pairs(file.column)
-        similar = verified(
-            pairs, lambda place: self.corpus.gather(train[place : place + 1])[0], self.config.near_threshold
-        )
-        gone, like, jaccard = removed(pairs, similar, len(train))
-        self.decisions.leave_out(Fate.NEAR_DUPLICATE, train[gone], train[like], jaccard)
+            found = near_duplicates(file.column, self._ids_among(train), len(train), self.config.near_threshold)
+        gone = np.flatnonzero(found.removed)
+        self.decisions.leave_out(Fate.NEAR_DUPLICATE, train[gone], train[found.like[gone]], found.jaccards[gone])
+
+    def _ids_among(self, documents: Numbers) -> Callable[[int], npt.NDArray[Any]]:
+        return lambda place: self.corpus.gather(documents[place : place + 1])[0]
 
     def _write(self, split: SplitName, documents: Numbers, sample: SpanSample) -> dict[str, Any]:
         def piece(block: Numbers) -> tuple[Piece, Hashes]:

@@ -128,4 +128,4 @@ def _check_contents_differ(sources: list[Source]) -> None:
 def _benchmark(paths: Sequence[str]) -> "Benchmark":
     from quatrain.text.contamination import Benchmark
 
-    return Benchmark([Path(path) for path in paths])
+    return Benchmark(list(paths))
