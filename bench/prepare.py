@@ -3,9 +3,11 @@
 The peers: (a) a plain `multiprocessing.Pool(n).imap(tokenize, documents, chunksize)` with tiktoken, one encoder a
 worker, to uint16 shards, n = half of the cores and all of them, at the best of three chunk sizes; (b)
 `tiktoken.encode_ordinary_batch` with as many threads as cores. Every run is a process of its own, start-up included;
-the ways take turns, and medians are compared. Prints MB/s, ratios, peak memory and three ceilings.
+the ways take turns, and medians are compared. Prints MB/s, ratios, peak memory and three ceilings. Ours runs twice:
+with every default, and without looking for near-duplicates of validation, as the peers do not.
 
-Run: python bench/prepare.py [--rounds 3] [--megabytes 100]   (data: the shared Gutenberg books and FineWeb rows)
+Run: python bench/prepare.py [--rounds 3] [--megabytes 100]   (data: the shared Gutenberg books and FineWeb rows; above
+110 MB the books are cut again, from other places, so that all documents stay distinct)
 """
 
 import argparse
@@ -13,13 +15,14 @@ import hashlib
 import json
 import multiprocessing
 import os
-import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +35,8 @@ from quatrain.text.tokenizers import gpt2
 
 SHARED = Path(os.environ.get("QUATRAIN_SHARED", "../shared/data"))
 CORES = os.cpu_count() or 2
+HALF = max(1, CORES // 2)
+PLAIN, DEFAULT = "quatrain prepare --no-cross-dedup", "quatrain prepare"
 SHARD = 100_000_000
 EOT = 50256
 
@@ -55,12 +60,13 @@ def make_corpus(path: Path, megabytes: float) -> float:
 
 def documents_of_shared() -> Iterator[str]:
     yield from pq.read_table(SHARED / "fineweb.parquet", columns=["text"])["text"].to_pylist()
-    with zstandard.open(SHARED / "gutenberg_100mb.jsonl.zst", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            text = json.loads(line)["text"]
-            for start in range(0, len(text), 3000):
-                if text[start : start + 3000].strip():
-                    yield text[start : start + 3000]
+    for first in range(0, 3000, 250):
+        with zstandard.open(SHARED / "gutenberg_100mb.jsonl.zst", "rt", encoding="utf-8") as lines:
+            for line in lines:
+                text = json.loads(line)["text"]
+                for start in range(first, len(text), 3000):
+                    if text[start : start + 3000].strip():
+                        yield text[start : start + 3000]
 
 
 def documents(path: Path) -> Iterator[str]:
@@ -120,18 +126,32 @@ def batch(path: Path, out: Path, threads: int) -> None:
     shards.flush()
 
 
+LAUNCHER = """
+import json, os, resource, subprocess, sys, time
+started = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(json.dumps([time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3]))
+"""
+
+
 def run(words: list[str]) -> tuple[float, float]:
-    """Seconds and peak MB of a process and its children."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    started = time.perf_counter()
-    subprocess.run(words, check=True, capture_output=True)
-    return time.perf_counter() - started, max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1e3
+    """Seconds of a process, and the peak MB of the largest among it and its children."""
+    # From a small process, for a child's peak begins with its parent's memory.
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, *words], check=True, stdout=subprocess.PIPE)
+    seconds, peak = json.loads(done.stdout)
+    return seconds, peak
 
 
-def ids_in(folder: Path) -> int:
-    """Ids of documents and their eots, without the closing eot that only a store has."""
-    shards = sum(path.stat().st_size // 2 for path in folder.glob("*.bin"))
-    return shards - 2 * (folder / "store.json").exists()
+def documents_in(folder: Path) -> list[bytes]:
+    """A hash of the ids of every document, sorted: equal if and only if the same documents have the same ids."""
+    hashes = []
+    for split in ("train", "val") if (folder / "store.json").exists() else ("",):
+        shards = sorted(folder.glob(f"*_{split}_*.bin" if split else "*.bin"))
+        ids = np.concatenate([np.fromfile(path, dtype=np.uint16) for path in shards])
+        borders = [*np.flatnonzero(ids == EOT).tolist(), len(ids)]
+        parts = (ids[start + 1 : end].tobytes() for start, end in pairwise(borders))
+        hashes += [hashlib.blake2b(part, digest_size=16).digest() for part in parts if part]
+    return sorted(hashes)
 
 
 def ceilings(path: Path, megabytes: float) -> None:
@@ -151,39 +171,54 @@ def ceilings(path: Path, megabytes: float) -> None:
     print(f"{'ceiling: memory scan':<40}{100 / (time.perf_counter() - started):8.0f} MB/s")
 
 
+def ways_over(corpus: Path) -> dict[str, list[str]]:
+    """The command of every way, up to the folder it writes into."""
+    ours = [sys.executable, "-m", "quatrain", "prepare", str(corpus)]
+    ways = {PLAIN: [*ours, "--no-cross-dedup", "--out"], DEFAULT: [*ours, "--out"]}
+    me = [sys.executable, __file__, "--peer"]
+    for workers in sorted({HALF, CORES}):
+        for chunksize in (16, 64, 256):
+            ways[f"Pool({workers}).imap, chunksize {chunksize}"] = [
+                *me,
+                "pool",
+                str(corpus),
+                str(workers),
+                str(chunksize),
+            ]
+    return ways | {f"encode_ordinary_batch, {CORES} threads": [*me, "batch", str(corpus), str(CORES)]}
+
+
 def compare(rounds: int, wanted: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.parquet"
         megabytes = make_corpus(corpus, wanted)
-        half = max(1, CORES // 2)
-        me = [sys.executable, __file__]
-        ways = {"quatrain prepare": [sys.executable, "-m", "quatrain", "prepare", str(corpus), "--out"]}
-        for workers in sorted({half, CORES}):
-            for chunksize in (16, 64, 256):
-                name = f"Pool({workers}).imap, chunksize {chunksize}"
-                ways[name] = [*me, "--peer", "pool", str(corpus), str(workers), str(chunksize)]
-        ways[f"encode_ordinary_batch, {CORES} threads"] = [*me, "--peer", "batch", str(corpus), str(CORES)]
+        ways = ways_over(corpus)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         memory: dict[str, float] = {}
-        counts = {}
+        found: dict[str, list[bytes]] = {}
         for number in range(rounds):
-            for name, words in ways.items():
-                out = Path(folder) / f"{number}-{len(memory)}-{name.replace(' ', '-')}"
-                if name != "quatrain prepare":
+            for place, (name, words) in enumerate(ways.items()):
+                out = Path(folder) / f"out_{place}"
+                if name not in (PLAIN, DEFAULT):
                     out.mkdir()
-                took, peak = run([*words, str(out)])
+                took, memory[name] = run([*words, str(out)])
                 seconds[name].append(took)
-                memory.setdefault(name, peak)
-                counts[name] = ids_in(out)
+                if number == 0:
+                    found[name] = documents_in(out)
+                shutil.rmtree(out)
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         print(f"{megabytes:.0f} MB of text in {corpus.name}, {CORES} cores, median of {rounds}")
         for name, median in medians.items():
-            print(f"{name:<40}{median:8.2f} s{megabytes / median:8.1f} MB/s{counts[name]:>14,} ids")
+            print(f"{name:<40}{median:8.2f} s{megabytes / median:8.1f} MB/s{memory[name]:8.0f} MB peak")
         ceilings(corpus, megabytes)
-        for workers in sorted({half, CORES}):
-            best = min(median for name, median in medians.items() if name.startswith(f"Pool({workers})"))
-            print(f"ratio to the best Pool({workers}): {best / medians['quatrain prepare']:.2f}x")
-        assert len(set(counts.values())) == 1, counts
+        for ours in (PLAIN, DEFAULT):
+            for workers in sorted({HALF, CORES}):
+                best = min(median for name, median in medians.items() if name.startswith(f"Pool({workers})"))
+                print(f"{ours}: {best / medians[ours]:.2f}x the best Pool({workers})")
+        left_out = found.pop(DEFAULT)
+        assert len({tuple(hashes) for hashes in found.values()}) == 1, "the ids differ"
+        assert set(left_out) <= set(found[PLAIN])
+        print(f"identical ids in {len(found[PLAIN]):,} documents; {len(found[PLAIN]) - len(left_out)} near validation")
 
 
 if __name__ == "__main__":
