@@ -41,7 +41,7 @@ class Assembly:
     folder: Path
     name: str
     progress: Callable[[str, int, int], None] = lambda phase, done, of: None
-    found: Hashes = field(default_factory=lambda: np.empty(0, dtype=np.uint64))  # spans of validation seen in train
+    found: list[Hashes] = field(default_factory=list)  # spans of validation seen in train
 
     def run(self) -> dict[str, Any]:
         """Both splits as store.json describes them."""
@@ -57,7 +57,7 @@ class Assembly:
         if self.config.shuffle is not None:
             train = _shuffled(train, self.corpus.hashes[train], self.config.shuffle)
         splits = {"train": self._write("train", train, sample), "val": self._write("val", val, sample)}
-        splits["val"]["share_in_train"] = round(sample.share(self.found), 6)
+        splits["val"]["share_in_train"] = round(sample.share(np.concatenate(self.found)), 6)
         return splits
 
     def _in_blocks(self, work: Callable[[Numbers], Any], documents: Numbers, phase: str) -> Iterator[Any]:
@@ -107,14 +107,14 @@ class Assembly:
     def _write(self, split: SplitName, documents: Numbers, sample: SpanSample) -> dict[str, Any]:
         def piece(block: Numbers) -> tuple[Piece, Hashes]:
             ids, offsets = self.corpus.gather(block)
-            found = sample.found_in(ids, offsets) if split == "train" else self.found
+            found = sample.found_in(ids, offsets) if split == "train" else sample.hashes[:0]
             return framed(ids, offsets, self.tokenizer.eot, int(self.corpus.text_bytes[block].sum())), found
 
         stem = f"{self.name}_{split}"
         with SplitWriter(self.folder, stem, self.corpus.dtype, self.tokenizer.eot, self.config.shard_size) as writer:
             for written, found in self._in_blocks(piece, documents, f"writing {split}"):
                 writer.add(written)
-                self.found = np.union1d(self.found, found)
+                self.found.append(found)
             return writer.close()
 
 

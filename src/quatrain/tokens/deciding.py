@@ -12,6 +12,7 @@ from quatrain.errors import DataError
 from quatrain.text.split import held_out
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.corpus import Corpus, Numbers
+from quatrain.tokens.overlap import among
 from quatrain.tokens.parts import EXAMPLES
 
 Report = Callable[[str], None]
@@ -97,7 +98,7 @@ def _with_equals(corpus: Corpus, wanted: set[int]) -> Flags:
     missing = sorted(index for index in wanted if index >= count)
     if missing:
         raise DataError(f"--val-docs names document {missing[0]}, and there are {count} (0 to {count - 1})")
-    return np.isin(corpus.hashes, corpus.hashes[chosen])
+    return among(corpus.hashes, np.sort(corpus.hashes[chosen]))
 
 
 def _repeated(corpus: Corpus, val: Flags) -> tuple[Numbers, Numbers]:

@@ -41,14 +41,24 @@ class SpanSample:
         self.hashes = np.sort(np.concatenate([self.hashes, span_hashes(ids, starts)]))
 
     def found_in(self, ids: Ids, offsets: Offsets) -> Hashes:
-        """The hashes of validation's spans that stand in other documents, each once."""
+        """The hashes of validation's spans that stand in other documents."""
         starts = sampled_starts(ids, offsets, self.bits)
         starts = starts[self._begins[_beginnings(ids, starts)]]  # hashing whole spans is what costs
-        return np.intersect1d(span_hashes(ids, starts), self.hashes)
+        hashes = span_hashes(ids, starts)
+        return hashes[among(hashes, self.hashes)]
 
     def share(self, found: Hashes) -> float:
         """The share of the spans whose hashes were found; 0 where no document was long enough."""
-        return float(np.isin(self.hashes, found).mean()) if len(self.hashes) else 0.0
+        return float(among(self.hashes, np.sort(found)).mean()) if len(self.hashes) else 0.0
+
+
+def among(hashes: Hashes, ascending: Hashes) -> npt.NDArray[np.bool_]:
+    """Whether each hash is one of those in ascending order (`np.isin` takes fifty times as long)."""
+    if not len(ascending):
+        return np.zeros(len(hashes), dtype=np.bool_)
+    places = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
+    held: npt.NDArray[np.bool_] = ascending[places] == hashes
+    return held
 
 
 def sampled_starts(ids: Ids, offsets: Offsets, bits: int) -> Positions:
