@@ -114,9 +114,9 @@ def _bad_file(span: Span, error: DataError) -> Bad:
 
 
 def _left(span: Span, row: int, error: DataError) -> int:
-    """Documents of a span from a row on where reading stopped; 1 where nobody knows."""
+    """Documents of a span from a row on where reading stopped; 1 where nobody knows or there is none."""
     if isinstance(error, parquet.NoColumn):
-        return error.rows
+        return max(1, error.rows)
     if span.source.kind != ".parquet" or span.source.compression:
         return 1
     try:
