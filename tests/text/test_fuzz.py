@@ -245,9 +245,9 @@ def parquet_input(draw: random.Random, texts: Texts) -> Input:
         table, file, row_group_size=draw.choice([1, 3, 1000]), write_page_checksum=draw.random() < 0.5, **how
     )
     data = file.getvalue()
-    if kind == 2:
+    if kind in (2, 3, 4):
         return Input("a.parquet", mutated(draw, data), None)
-    if kind == 3:
+    if kind == 5:
         return Input("a.parquet.gz", gzip.compress(data), truth)
     return Input("a.parquet", data, truth)
 

@@ -286,3 +286,17 @@ def test_a_file_that_grows_beyond_the_ratio_is_bad(tmp_path, monkeypatch, ending
     (bad,) = read(source, Reading(max_ratio=ratio, skip_bad=True)).bad
     assert bad.kind == "damaged file"
     assert bad.sentence.endswith("if that is right, allow it with --max-ratio")
+
+
+def test_a_row_group_that_declares_more_than_its_file_can_hold_is_refused_before_room_is_made(tmp_path):
+    source = parquet_of(tmp_path / "a.parquet", ["one"])
+    found = parquet.metadata(source.path)
+    size = found.row_group(0).total_byte_size
+    parquet.check_sizes(source.path, size, found, (0, 1), Reading(max_ratio=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "JUDGED_FROM", 0)
+        with pytest.raises(DataError, match=rf"declares 1 rows and {size} bytes, in a file of {size - 1} bytes; if"):
+            parquet.check_sizes(source.path, size - 1, found, (0, 1), Reading(max_ratio=1))
+        (bad,) = read(source, Reading(skip_bad=True, max_ratio=0.01)).bad
+    assert (bad.kind, bad.lost) == ("damaged file", 1)
+    assert bad.sentence.endswith("allow it with --max-ratio")
