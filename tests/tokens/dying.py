@@ -1,8 +1,9 @@
 """A program that runs `quatrain` in children of its own, with small constants; each may end where it is told to.
 
 A line of its input is a JSON list of runs [words, n] that are started at once; the answer is a list of
-[exit code, calls, what it said on stderr]. Before its n-th call that changes a file (or in the middle of it, if it
-writes) a child is gone, as by SIGKILL: nothing is flushed, closed or taken back.
+[exit code, calls, what it said on stderr]. A JSON string is a command for the shell, answered by its status. Before
+its n-th call that changes a file (or in the middle of it, if it writes) a child is gone, as by SIGKILL: nothing is
+flushed, closed or taken back.
 """
 
 import json
@@ -97,5 +98,9 @@ def ended(process: int, answer: int, said: Any) -> tuple[int, int, str]:
 if __name__ == "__main__":
     shrink()
     for line in sys.stdin:
-        together = [started(words, fatal) for words, fatal in json.loads(line)]
-        print(json.dumps([ended(*one) for one in together]), flush=True)
+        asked = json.loads(line)
+        if isinstance(asked, str):
+            print(os.system(asked), flush=True)
+        else:
+            together = [started(words, fatal) for words, fatal in asked]
+            print(json.dumps([ended(*one) for one in together]), flush=True)

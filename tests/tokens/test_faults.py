@@ -2,14 +2,14 @@
 
 import json
 import random
+import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,12 +36,14 @@ class Runner:
         command = [*before, sys.executable, str(Path(__file__).with_name("dying.py"))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def together(self, *runs: tuple[Sequence[object], int]) -> list[End]:
+    def ask(self, question: object) -> Any:
         assert self.process.stdin
         assert self.process.stdout
-        print(json.dumps([[[str(word) for word in words], fatal] for words, fatal in runs]), file=self.process.stdin)
-        self.process.stdin.flush()
-        return [End(*end) for end in json.loads(self.process.stdout.readline())]
+        print(json.dumps(question), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def together(self, *runs: tuple[Sequence[object], int]) -> list[End]:
+        return [End(*end) for end in self.ask([[[str(word) for word in words], fatal] for words, fatal in runs])]
 
     def run(self, *words: object, fatal: int = 0) -> End:
         return self.together((words, fatal))[0]
@@ -243,23 +245,70 @@ def test_a_spoiled_part_of_a_task_is_seen_by_finish_and_made_again_by_the_task(r
 
 @pytest.mark.soak
 def test_killed_at_50_random_moments(tmp_path):
-    """By the system, and with the program's own constants: a store is made anew until its tenth kill has struck."""
+    """By the system, and with the program's own constants, on about 30 MB."""
     draw = random.Random(50)
     sources = corpus(tmp_path / "sources", 60_000)
-    command = [sys.executable, "-m", "quatrain", "prepare", *map(str, sources), *OPTIONS, "--shard-size", "1000000"]
+    options = ["--tokenizer", "gpt2", "--val-fraction", "0.01", "--shard-size", "1000000", "--skip-bad"]
+    command = [sys.executable, "-m", "quatrain", "prepare", *map(str, sources), *options]
     began = time.monotonic()
     subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
     seconds = time.monotonic() - began
     expected, kills = files(tmp_path / "whole"), 0
     while kills < 50:
-        out = tmp_path / f"{kills}"
         for _ in range(draw.randrange(1, 4)):
-            words = [*command, "--out", str(out), "--workers", f"{draw.randrange(1, 5)}"]
+            words = [*command, "--out", str(tmp_path / "store"), "--workers", f"{draw.randrange(1, 5)}"]
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             time.sleep(draw.random() * seconds)
             kills += process.poll() is None
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
-        subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
-        assert files(out) == expected
-        shutil.rmtree(out)
+        subprocess.run([*command, "--out", str(tmp_path / "store")], check=True, capture_output=True)
+        assert files(tmp_path / "store") == expected
+        shutil.rmtree(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[Runner]:
+    """A runner that may mount; nobody else sees what."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces: unshare --user --mount is not allowed here")
+    runner = Runner(*inside)
+    yield runner
+    runner.close()
+
+
+def full_and_finished(namespace: Runner, whole: Whole, folder: Path, limit: str) -> str:
+    """Prepare onto a disk that is too small, then on the same one, grown. The place at which it was full."""
+    folder.mkdir(exist_ok=True)
+    out = folder / "store"
+    assert namespace.ask(f"mount -t tmpfs -o {limit} none '{folder}'") == 0
+    end = namespace.run(*whole.into(out, 2))
+    assert end.code == 1, (limit, end)  # -7 would be SIGBUS
+    *_, told = end.said.strip().split("\n")
+    assert end.said.count("error: ") == 1
+    assert "Traceback" not in end.said
+    reason = r"(cannot write( [\d,]+ bytes)?: No space left on device|[\d,]+ bytes are needed .*, and [\d,]+ are free)"
+    match = re.fullmatch(rf"error: {re.escape(str(out))}(\S*): {reason}; make room or choose .*", told)
+    assert match, end.said
+    assert namespace.ask(f"mount -o remount,size=64m,nr_inodes=1000 '{folder}'") == 0
+    namespace.done(*whole.into(out, 2))
+    copy = folder.with_name("copy")  # only the namespace sees what is mounted
+    assert namespace.ask(f"rm -rf '{copy}' && cp -r '{out}' '{copy}' && umount '{folder}'") == 0
+    assert files(copy) == whole.store
+    return match[1] or re.sub(r"[\d,]", "", match[2])
+
+
+def test_on_a_full_disk_one_message_says_so_and_the_same_command_goes_on(namespace, whole, tmp_path):
+    limits = ("size=164k", "size=364k", "nr_inodes=18")
+    places = [full_and_finished(namespace, whole, tmp_path / "full", limit) for limit in limits]
+    assert re.fullmatch(r"/parts/\d+_\d+\.part", places[0])
+    assert "needed for the shards" in places[1]
+    assert places[2] == "/a_train_000000.bin"
+
+
+@pytest.mark.soak
+def test_full_at_every_point(namespace, whole, tmp_path):
+    limits = [*(f"size={size}k" for size in range(4, 600, 40)), *(f"nr_inodes={number}" for number in range(2, 25))]
+    places = {full_and_finished(namespace, whole, tmp_path / "full", limit) for limit in limits}
+    assert len(places) > 10, places

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quatrain.errors import DataError
+from quatrain.files import writing
+from quatrain.text.compressed import JUDGED_FROM
 from quatrain.text.rows import CHUNK, Chunk, Reading, Rows, State, no_column, no_string, not_utf8
 from quatrain.text.sources import opened
 
@@ -35,6 +37,20 @@ def metadata(path: Path) -> pq.FileMetaData:
         return file.metadata
 
 
+def check_sizes(path: Path, size: int, found: pq.FileMetaData, wanted: tuple[int, int], how: Reading) -> None:
+    """Raise `DataError` for a row group that declares more rows or bytes than a file of that size can be meant to hold.
+
+    pyarrow makes room for as many rows as a damaged file declares.
+    """
+    for number in range(*wanted):
+        rows, declared = found.row_group(number).num_rows, _bytes_of(found, number)
+        if max(rows, declared) > max(JUDGED_FROM, how.max_ratio * size):
+            raise DataError(
+                f"{path}: a row group declares {rows:,} rows and {declared:,} bytes, in a file of {size:,} bytes; if "
+                f"that is right, allow it with --max-ratio"
+            )
+
+
 def rows_of(found: pq.FileMetaData, start: int, stop: int) -> int:
     """Rows of a range of row groups."""
     return sum(found.row_group(number).num_rows for number in range(start, stop))
@@ -44,7 +60,7 @@ def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
     """Ranges of row groups of about so many bytes in memory each, and their bytes."""
     start = together = 0
     for number in range(found.num_row_groups):
-        together += found.row_group(number).total_byte_size
+        together += _bytes_of(found, number)
         if together >= size or number == found.num_row_groups - 1:
             yield start, number + 1, together
             start, together = number + 1, 0
@@ -57,10 +73,11 @@ def chunks(path: Path, groups_wanted: tuple[int, int], how: Reading, state: Stat
     found = metadata(path)
     with _opened(path, found) as file:
         _check_column(path, file, how.column, rows_of(found, *groups_wanted))
+        check_sizes(path, path.stat().st_size, found, groups_wanted, how)
         row = 0
-        for start, stop in _small_together(found, groups_wanted, how.column):
+        for start, stop in _small_together(found, groups_wanted):
             count = rows_of(found, start, stop)
-            size = sum(_column_bytes(found, number, how.column) for number in range(start, stop))
+            size = sum(_bytes_of(found, number) for number in range(start, stop))
             if row + count > state["row"]:
                 if size <= IN_A_THREAD:
                     parse = partial(_parse_groups, path, found, (start, stop), how)
@@ -74,9 +91,12 @@ def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: St
     """The chunks of a compressed parquet file: it is read from its end, so it is unpacked into a temporary file."""
     with tempfile.TemporaryFile() as unpacked:
         for piece in plain:
-            unpacked.write(piece)
+            with writing(Path(tempfile.gettempdir()), unpacked.tell() + len(piece)):
+                unpacked.write(piece)
+        size = unpacked.tell()
         with _readable(path), pq.ParquetFile(unpacked, page_checksum_verification=True) as file:
             _check_column(path, file, how.column, file.metadata.num_rows)
+            check_sizes(path, size, file.metadata, (0, file.metadata.num_row_groups), how)
             first = 0
             for number in range(file.metadata.num_row_groups):
                 count = file.metadata.row_group(number).num_rows
@@ -168,19 +188,19 @@ def _slices(column: pa.Array) -> Iterator[bytes]:
     yield from (bytes(view[start:end]) for start, end in pairwise(borders))
 
 
-def _small_together(found: pq.FileMetaData, wanted: tuple[int, int], column: str) -> Iterator[tuple[int, int]]:
+def _small_together(found: pq.FileMetaData, wanted: tuple[int, int]) -> Iterator[tuple[int, int]]:
     start, together = wanted[0], 0
     for number in range(*wanted):
-        together += _column_bytes(found, number, column)
+        together += _bytes_of(found, number)
         if together >= CHUNK or number == wanted[1] - 1:
             yield start, number + 1
             start, together = number + 1, 0
 
 
-def _column_bytes(found: pq.FileMetaData, number: int, column: str) -> int:
-    group = found.row_group(number)
-    parts = (group.column(place) for place in range(group.num_columns))
-    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
+def _bytes_of(found: pq.FileMetaData, number: int) -> int:
+    # Of all columns: pyarrow ends the process where the metadata of one column is damaged and asked for.
+    size: int = found.row_group(number).total_byte_size
+    return size
 
 
 def _check_column(path: Path, file: pq.ParquetFile, column: str, rows: int) -> None:
@@ -204,5 +224,5 @@ def _opened(path: Path, found: pq.FileMetaData | None = None) -> Iterator[pq.Par
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for a column's name
         raise DataError(f"{path}: not a readable parquet file ({error})") from error

@@ -80,7 +80,7 @@ def chunks(span: Span, how: Reading, state: State | None = None) -> Iterator[Chu
     except DataError as error:
         if not how.skip_bad or span.source.address:  # a stream that breaks is no bad document
             raise
-        lost = _left(span, row, error)
+        lost = _left(span, row, how, error)
         spoiled = Rows(bad=[_bad_file(span, error)._replace(lost=lost)])
         yield Chunk(row, lost, 0, lambda: spoiled, {"row": row + lost, "over": True})
 
@@ -126,14 +126,17 @@ def _bad_file(span: Span, error: DataError) -> Bad:
     return Bad(0, kinds.get(type(error), "damaged file"), sentence)
 
 
-def _left(span: Span, row: int, error: DataError) -> int:
-    """Documents of a span from a row on where reading stopped; 1 where nobody knows."""
+def _left(span: Span, row: int, how: Reading, error: DataError) -> int:
+    """Documents of a span from a row on where reading stopped; 1 where nobody knows or there is none."""
     if isinstance(error, parquet.NoColumn):
-        return error.rows
+        return max(1, error.rows)
     if span.source.kind != ".parquet" or span.source.compression:
         return 1
+    path, groups = span.source.path, (span.start, span.stop)
     try:
-        return max(1, parquet.rows_of(parquet.metadata(span.source.path), span.start, span.stop) - row)
+        found = parquet.metadata(path)
+        parquet.check_sizes(path, span.source.size, found, groups, how)
+        return max(1, parquet.rows_of(found, *groups) - row)
     except DataError:
         return 1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from quatrain.errors import DataError, UsageError
+from quatrain.errors import DataError, QuatrainError, UsageError
 from quatrain.files import replace_file, writing
 from quatrain.tokens.store import VERSION, TokenStore
 
@@ -103,12 +103,18 @@ class Claim:
                 self.folder.rmdir()
 
     def _lock(self, locks: contextlib.ExitStack, path: Path, seconds: float = 0) -> None:
-        try:
-            locks.enter_context(FileLock(path, timeout=seconds))
-        except Timeout as error:
-            raise DataError(
-                f"{self.folder}: another {self.command} is writing into it; wait for it, or stop it"
-            ) from error
+        with writing(path):
+            try:
+                locks.enter_context(FileLock(path, timeout=seconds))
+            except Timeout as error:
+                raise DataError(
+                    f"{self.folder}: another {self.command} is writing into it; wait for it, or stop it"
+                ) from error
+            except NotImplementedError as error:
+                raise QuatrainError(
+                    f"{path}: this file system has no locks; choose another place for --out, or have it mounted with "
+                    f"them (flock)"
+                ) from error
 
     def remove_shards(self) -> None:
         """Remove shards and indices of an earlier try, whole or not."""
