@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import re
@@ -147,6 +148,38 @@ def test_sonnets_are_characters_and_everything_else_gpt2_unless_told():
         ),
         (["nine.jsonl", "--seed", str(2**63)], f"--seed is {2**63}, it must be in 0 .. 2^63 - 1"),
         (["nine.jsonl", "--seed=-1"], "--seed is -1, it must be in 0 .. 2^63 - 1"),
+        (["nine.jsonl", "--near-threshold", "0"], "--near-threshold is 0.0, it must be above 0 and at most 1"),
+        (["nine.jsonl", "--near-threshold", "nan"], "--near-threshold is nan, it must be finite"),
+        (["nine.jsonl", "--shuffle", "-1"], "--shuffle is -1, it must be in 0 .. 2^63 - 1"),
+        (["nine.jsonl", "--shuffle", "x"], 'Invalid value for --shuffle: unable to convert "x" into int.'),
+        (["nine.jsonl", "--max-ratio", "0.5"], "--max-ratio is 0.5, it must be at least 1"),
+        (["nine.jsonl", "--max-line-bytes", "0"], "--max-line-bytes is 0, it must be at least 1"),
+        (["nine.jsonl", "--max-document-bytes", "0"], "--max-document-bytes is 0, it must be at least 1"),
+        (
+            ["nine.jsonl", "--max-line-bytes", "5"],
+            "nine.jsonl:1: a line of over 5 bytes; allow it with --max-line-bytes",
+        ),
+        (
+            ["nine.jsonl", "--max-document-bytes", "5"],
+            "nine.jsonl:1: a document of 10 bytes; allow it with --max-document-bytes",
+        ),
+        (["nine.jsonl", "--task", "x"], "--task is 'x', expected a number and how many there are, from 0/64 to 63/64"),
+        (["nine.jsonl", "--task", "3/3"], "--task is '3/3', expected a number and how many there are"),
+        (["nine.jsonl", "--task", "0/0"], "--task is '0/0', expected a number and how many there are"),
+        (["nine.jsonl", "--task=-1/3"], "--task is '-1/3', expected a number and how many there are"),
+        (["nine.jsonl", "--task", "0/100000"], "--task is '0/100000', expected a number and how many there are"),
+        (
+            ["nine.jsonl", "--task", "0/2", "--finish"],
+            "--task does one share of the work; give it without --finish and --val-tail",
+        ),
+        (
+            ["one.txt", "--task", "0/2", "--val-tail", "0.1"],
+            "--task does one share of the work; give it without --finish and --val-tail",
+        ),
+        (
+            ["nine.jsonl", "--finish"],
+            "S: 1 units of the input are not tokenized yet; run the tasks first, such as --task 0/8, or leave --finish",
+        ),
     ],
 )
 def test_wrong_input_is_exit_2_one_message_and_no_folder(words, expected):
@@ -247,3 +280,93 @@ def test_a_full_disk_is_exit_1_with_path_and_bytes_and_the_same_command_goes_on(
     assert not Path("S/store.json").exists()
     done(*prepare("nine.jsonl"))
     done("inspect", "S", "--verify")
+
+
+BAD = {
+    '{"text": 7}': "text is no string",
+    '{"text": null}': "text is no string",
+    "no": "not JSON",
+    "[1]": "not JSON",
+    '{"txt": "a"}': "no text",
+    json.dumps({"text": "x" * 70}): "too long",
+}
+
+
+def test_skip_bad_counts_by_kind_and_tells_examples_with_their_places():
+    lines = ['{"text": "one"}', *BAD, "", '{"text": ""}', '{"text": "two"}']
+    Path("bad.jsonl").write_bytes("\n".join(lines).encode() + b'\n{"text": "\xff"}\n')
+    answer = done(*prepare("bad.jsonl"), "--skip-bad", "--max-line-bytes", "60", "--json")
+    assert answer.json["documents"] == 2
+    assert answer.json["skipped"] == 7
+    assert "7 documents that cannot be read (examples: quatrain inspect S)" in answer.err
+    facts = TokenStore("S").facts
+    assert facts["skipped"] == {"no text": 1, "not JSON": 2, "not UTF-8": 1, "text is no string": 2, "too long": 1}
+    assert facts["sources"][0]["rows"] == 2 + 1 + 7
+    told = {one["place"]: (one["kind"], one["reason"]) for one in facts["examples"]}
+    expected = {f"bad.jsonl:{number}": ("skipped", kind) for number, kind in enumerate(BAD.values(), 2)}
+    assert told == expected | {"bad.jsonl:11": ("skipped", "not UTF-8")}
+    sentences = {one["place"]: one["text"] for one in facts["examples"]}
+    assert sentences["bad.jsonl:2"] == "column 'text' holds a number, expected a string"
+    assert sentences["bad.jsonl:6"].startswith("no column 'text' (did you mean 'txt'?); found: txt")
+    assert sentences["bad.jsonl:7"] == "a line of over 60 bytes; allow it with --max-line-bytes"
+    assert sentences["bad.jsonl:11"] == "not valid UTF-8 (invalid start byte at byte 10)"
+
+
+def test_skip_bad_of_a_cut_file_keeps_what_is_whole_and_names_no_path():
+    data = gzip.compress(b"".join(json.dumps({"text": f"text {number}"}).encode() + b"\n" for number in range(2000)))
+    for name in ("here", "there"):
+        Path(name).mkdir()
+        Path(name, "a.jsonl.gz").write_bytes(data[:-9])
+        done("prepare", f"{name}/a.jsonl.gz", "--out", f"{name}/S", "--tokenizer", "char", "--skip-bad")
+    assert files_in(Path("here/S")) == files_in(Path("there/S"))
+    facts = TokenStore("here/S").facts
+    assert facts["skipped"] == {"truncated file": 1}
+    assert facts["sources"][0]["rows"] == sum(facts["splits"][split]["documents"] for split in ("train", "val")) + 1
+    (example,) = facts["examples"]
+    assert example["place"] == f"a.jsonl.gz:{facts['sources'][0]['rows']}"
+    assert example["text"] == "truncated: its .gz data stops before its end; copy it again"
+
+
+def test_skip_bad_of_a_key_that_is_no_text_is_told_in_text():
+    Path("bad.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n{"\\ud800": 1}\n', encoding="utf-8")
+    done(*prepare("bad.jsonl"), "--skip-bad")
+    assert "found: \ufffd" in TokenStore("S").facts["examples"][0]["text"]
+
+
+def test_a_file_named_twice_can_be_allowed():
+    assert done(*prepare("nine.jsonl", "nine.jsonl"), "--allow-duplicates", "--json").json["documents"] == 18
+
+
+def test_cross_dedup_and_shuffle_reach_the_store():
+    text = "once more, with feeling, " * 9
+    Path("near.jsonl").write_text("".join(json.dumps({"text": text + end}) + "\n" for end in ("", "!", " yes")))
+    Path("far.jsonl").write_text("".join(json.dumps({"text": f"far {number}"}) + "\n" for number in range(9)))
+    words = prepare("near.jsonl", "far.jsonl", "--val-docs", "0")
+    answer = done(*words, "--json")
+    assert answer.json["near_validation"] == 2
+    assert "2 documents too much like validation" in answer.err
+    removal = TokenStore("S").facts["removal"]
+    assert removal == {"exact": True, "near": False, "cross": True, "threshold": 0.6, "benchmark": None}
+    words[words.index("S")] = "T"
+    assert done(*words, "--no-cross-dedup", "--shuffle", "7", "--json").json["documents"] == 12
+    assert TokenStore("T").facts["removal"] == removal | {"cross": False}
+    assert TokenStore("T").facts["shuffle"] == 7
+
+
+def test_tasks_tell_what_they_did_and_finish_makes_the_store():
+    Path("more.jsonl").write_text("".join(json.dumps({"text": f"more {number}"}) + "\n" for number in range(9)))
+    words = prepare("nine.jsonl", "more.jsonl")
+    assert re.fullmatch(r"S: task 1/2 is done, 0 units in \d+\.\d s\n", done(*words, "--task", "1/2").out)
+    told = done(*words, "--task", "0/2", "--json").json
+    assert told | {"seconds": 0} == {"task": 0, "of": 2, "units": 1, "seconds": 0}
+    finished = done(*words, "--finish", "--json").json
+    assert finished["documents"] == 18
+    assert set(files_in(Path("S"))) == {
+        "nine_train_000000.bin",
+        "nine_train.idx",
+        "nine_val_000000.bin",
+        "nine_val.idx",
+        "tokenizer.json",
+        "store.json",
+    }
+    assert "S already holds the store of this request" in done(*words, "--task", "0/2").out

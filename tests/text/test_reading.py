@@ -300,3 +300,14 @@ def test_a_row_group_that_declares_more_than_its_file_can_hold_is_refused_before
         (bad,) = read(source, Reading(skip_bad=True, max_ratio=0.01)).bad
     assert (bad.kind, bad.lost) == ("damaged file", 1)
     assert bad.sentence.endswith("allow it with --max-ratio")
+
+
+@pytest.mark.parametrize(("at_once", "texts", "lost"), [(0, 3, 2), (1 << 20, 0, 5)])
+def test_a_file_that_declares_more_rows_than_it_holds_is_damaged(tmp_path, monkeypatch, at_once, texts, lost):
+    source = parquet_of(tmp_path / "a.parquet", ["one", "two", "three"])
+    monkeypatch.setattr(parquet, "rows_of", lambda found, start, stop: 5)
+    monkeypatch.setattr(parquet, "IN_A_THREAD", at_once)
+    found = read(source)
+    assert len(found.texts) == texts
+    assert [(bad.kind, bad.lost) for bad in found.bad] == [("damaged file", lost)]
+    assert found.bad[0].sentence == "damaged: 5 rows are declared, and there are 3; copy it again"

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import random
 import zlib
 from pathlib import Path
@@ -382,6 +383,15 @@ def test_folders_without_any_document_file_are_an_error(tmp_path):
     (tmp_path / "notes.md").touch()
     with pytest.raises(DataError, match=r"no document files in .*; expected .txt, .jsonl, .parquet"):
         find_sources([str(tmp_path)])
+
+
+@pytest.mark.parametrize("word", ["pipe.jsonl", "zeros.txt.gz", "data", "p*"])
+def test_a_pipe_or_a_device_is_refused_before_it_is_read(folder, word):
+    os.mkfifo("pipe.jsonl")
+    os.mkfifo("data/pipe.parquet")
+    Path("zeros.txt.gz").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"(pipe|zeros)\.\S+: a pipe or a device; expected a file|no such file"):
+        find_sources([word])
 
 
 def test_a_file_that_cannot_be_opened_is_one_message(tmp_path):

@@ -189,7 +189,7 @@ def _task(text: str | None, config: PrepareConfig, finish: bool) -> tuple[int, i
     if not number < of <= 99_999:
         raise ConfigError([f"task is '{text}', expected a number and how many there are, from 0/64 to 63/64"])
     if finish or config.val_tail:
-        raise ConfigError(["task does one share of the work; give it without finish and val_tail"])
+        raise ConfigError(["task does one share of the work; give it without --finish and --val-tail"])
     return number, of
 
 

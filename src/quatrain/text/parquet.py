@@ -80,10 +80,10 @@ def chunks(path: Path, groups_wanted: tuple[int, int], how: Reading, state: Stat
             size = sum(_bytes_of(found, number) for number in range(start, stop))
             if row + count > state["row"]:
                 if size <= IN_A_THREAD:
-                    parse = partial(_parse_groups, path, found, (start, stop), how)
+                    parse = partial(_parse_groups, path, found, (start, stop), count, how)
                     yield Chunk(row, count, size, parse, {"row": row + count})
                 else:
-                    yield from _in_pieces(file, (start, stop), row, how, state)
+                    yield from _in_pieces(path, file, (start, stop), row, count, how, state)
             row += count
 
 
@@ -101,24 +101,34 @@ def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: St
             for number in range(file.metadata.num_row_groups):
                 count = file.metadata.row_group(number).num_rows
                 if first + count > state["row"]:
-                    yield from _in_pieces(file, (number, number + 1), first, how, state)
+                    yield from _in_pieces(path, file, (number, number + 1), first, count, how, state)
                 first += count
 
 
-def _in_pieces(file: pq.ParquetFile, wanted: tuple[int, int], row: int, how: Reading, state: State) -> Iterator[Chunk]:
+def _in_pieces(
+    path: Path, file: pq.ParquetFile, wanted: tuple[int, int], first: int, count: int, how: Reading, state: State
+) -> Iterator[Chunk]:
+    row = first
     for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=list(range(*wanted)), columns=[how.column]):
         if row >= state["row"]:
             column = batch.column(batch.schema.names.index(how.column))
             yield Chunk(row, len(column), column.nbytes, partial(parse_array, column, how), {"row": row + len(column)})
         row += len(batch)
+    _check_rows(path, row - first, count)
 
 
-def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], how: Reading) -> Rows:
+def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], count: int, how: Reading) -> Rows:
     # A reader of its own: one is not made for several threads.
     with _opened(path, found) as file:
         table = file.read_row_groups(list(range(*wanted)), columns=[how.column], use_threads=False)
+        _check_rows(path, len(table), count)
         # By name: "a" reads the column "a.b" as well.
         return parse_array(table.column(table.schema.names.index(how.column)).combine_chunks(), how)
+
+
+def _check_rows(path: Path, read: int, declared: int) -> None:
+    if read != declared:
+        raise DataError(f"{path}: damaged: {declared:,} rows are declared, and there are {read:,}; copy it again")
 
 
 def parse_array(column: pa.Array, how: Reading) -> Rows:

@@ -161,6 +161,8 @@ def _recognise(path: Path) -> Source | None:
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     name = name.removesuffix(compression)
     kind = next((ending for ending in KINDS if name.endswith(ending)), "")
+    if kind and path.exists() and not path.is_file():  # it may have no end, and it is read more than once
+        raise DataError(f"{path}: a pipe or a device; expected a file (write what comes from there into one)")
     return Source(path, kind, compression) if kind else None
 
 
