@@ -6,11 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import shared_file
 from quatrain.errors import QuatrainError
 from quatrain.text.fast import HARD_STRINGS, FastBPE
+from quatrain.text.reading import read_texts
+from quatrain.text.rows import Reading
+from quatrain.text.sources import _recognise, find_sources
 from quatrain.text.tokenizers import gpt2
 
 pytest.importorskip("gigatoken", reason="no optional library: gigatoken")
@@ -40,6 +44,29 @@ MARKED = st.lists(st.one_of(st.text(CHARACTERS), st.sampled_from(HARD_STRINGS), 
 @given(st.lists(MARKED.map("".join), max_size=6))
 def test_batches_have_the_ids_of_tiktoken(fast, texts):
     assert parts(fast, texts) == [gpt2().encode(text).tolist() for text in texts]
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None, derandomize=False, suppress_health_check=list(HealthCheck))
+@given(st.lists(MARKED.map("".join), min_size=10, max_size=10))
+def test_a_hundred_thousand_strings_have_the_ids_of_tiktoken_and_come_back(fast, texts):
+    found = parts(fast, texts)
+    assert found == [gpt2().encode(text).tolist() for text in texts]
+    assert [gpt2().decode(ids) for ids in found] == texts
+
+
+@pytest.mark.soak
+def test_all_of_the_shared_data_has_the_ids_of_tiktoken(fast):
+    words = [str(path) for path in sorted(shared_file("fineweb.parquet").parent.rglob("*")) if _recognise(path)]
+    count = 0
+    for source in find_sources(words)[0]:
+        column = "ctx" if "hellaswag" in source.name else "text"
+        for text in read_texts(source, Reading(column)):
+            ids, _ = fast.encode([text])
+            assert np.array_equal(ids, gpt2().encode(text.decode())), source.name
+            assert gpt2().decode(ids.tolist()).encode() == text
+            count += 1
+    assert count > 10_000
 
 
 def test_no_text_gives_eot(fast):

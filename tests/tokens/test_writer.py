@@ -173,6 +173,14 @@ def test_case_10_a_document_may_be_longer_than_several_shards(tmp_path):
     assert texts_of(tmp_path / "store", "train") == [long, "after"]
 
 
+def test_case_09_a_last_shard_that_is_partial_is_said_to_be_done(tmp_path):
+    source = json_lines(tmp_path / "a.jsonl", "v" * 8, "a" * 50, "b" * 61)
+    said: list[str] = []
+    prepare([source], tmp_path / "store", replace(BYTES, shard_size=10), said.append)
+    assert "train: 12 shards, last shard partial: 4 tokens, done" in said
+    assert "val: 1 shard, the last one full, done" in said
+
+
 @pytest.mark.parametrize("documents", [2, 10])
 def test_cases_07_10_a_corpus_smaller_than_a_shard_has_both_splits(tmp_path, documents):
     source = json_lines(tmp_path / "a.jsonl", *(f"document {number}" for number in range(documents)))

@@ -204,6 +204,8 @@ def finish(job: Job, claim: Claim, report: Report, progress: Progress, check: bo
     _check_room(job.out, ids * corpus.dtype.itemsize + 8 * int(staying.sum()), "for the shards")
     replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     splits = Assembly(corpus, decisions, job.config, job.tokenizer, job.out, job.name, progress).run()
+    for split, facts in splits.items():
+        report(_shards_told(split, facts["shards"], job.config.shard_size))
     _check_documents(job, corpus, decisions)
     if job.look() != job.looks:
         raise DataError("a source has changed while it was read; give the same command again")
@@ -211,6 +213,12 @@ def finish(job: Job, claim: Claim, report: Report, progress: Progress, check: bo
     facts = _facts(job, corpus, decisions, splits, hashes)
     replace_file(job.out / "store.json", (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
     claim.clear_progress()
+
+
+def _shards_told(split: str, shards: list[dict[str, Any]], size: int) -> str:
+    last = shards[-1]["tokens"]
+    partial = f"last shard partial: {last:,} tokens" if last < size else "the last one full"
+    return f"{split}: {len(shards)} shard{'s' if len(shards) > 1 else ''}, {partial}, done"
 
 
 def _what_is_missing(claim: Claim, missing: list[int]) -> str:
