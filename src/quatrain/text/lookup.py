@@ -1,5 +1,6 @@
 """Sets of 64-bit hashes that many hashes are looked up in at once, a few nanoseconds each."""
 
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -9,6 +10,7 @@ Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 Number = TypeVar("Number", bound=np.integer[Any])
 
+SPARSE = 7  # log2 of the bits of a map for each member, rounded up: at most 1 in 128 of what is foreign gets through
 LARGEST_MAP = 26  # log2 of bits: 8 MiB; larger ones let less through, but are slower to look into
 
 
@@ -16,7 +18,7 @@ class BitMap:
     """A filter: which numbers may be in a set, by one bit for each value of their highest bits."""
 
     def __init__(self, members: npt.NDArray[Any]) -> None:
-        self.log2 = int(np.clip(np.ceil(np.log2(max(1, len(members)))) + 6, 10, LARGEST_MAP))
+        self.log2 = min(math.ceil(math.log2(max(8, len(members)))) + SPARSE, LARGEST_MAP)
         self.shift = members.dtype.type(8 * members.itemsize - self.log2)
         flags = np.zeros(1 << self.log2, dtype=np.bool_)
         flags[members >> self.shift] = True
@@ -51,7 +53,7 @@ class Lookup:
         self.members = members
         self._map = BitMap(members)
         # About one member a bucket, so that a search is one or two looks; `shift` stays below 64 bits.
-        self._shift = np.uint64(64 - max(1, int(np.ceil(np.log2(max(2, len(members)))))))
+        self._shift = np.uint64(64 - math.ceil(math.log2(max(2, len(members)))))
         buckets = np.arange(1 << (64 - int(self._shift)), dtype=np.uint64) << self._shift
         self._starts = np.append(np.searchsorted(members, buckets), len(members)).astype(np.int32)
 

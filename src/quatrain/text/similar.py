@@ -34,7 +34,7 @@ _MULTIPLIER, _SQUARE, _LAST = (np.uint32(odd % 2**32) for odd in (0x9E3779B1, 0x
 class ValidationIndex:
     """Validation's rarest grams, and which documents hold them; used from any number of threads at once.
 
-    Holds on to `ids`, and 9 to 22 bytes for each of them besides (the smaller validation, the more; measured); while it
+    Holds on to `ids`, and 9 to 36 bytes for each of them besides (the smaller validation, the more; measured); while it
     is built, about 50 bytes for each and 64 MB.
     """
 
