@@ -26,8 +26,8 @@ from quatrain.tokens.store import SplitName
 from quatrain.tokens.tokenizing import in_order
 
 SHORT = 100  # bytes of text below which a few grams in common say nothing: only equal documents are duplicates
-BLOCK = 1 << 20  # ids that a thread works on at once
-INDEXED = 4 << 20  # ids of validation that are compared with train at once: it bounds the memory
+BLOCK = 1 << 18  # ids that a thread works on at once
+INDEXED = 2 << 20  # ids of validation that are compared with train at once: it bounds the memory
 
 
 @dataclass
