@@ -57,7 +57,7 @@ def text_of(draw: random.Random) -> str:
 
 
 def texts_of(draw: random.Random) -> Texts:
-    return [text_of(draw) for _ in range(draw.choice([0, 1, 2, 3, 10, 40]))]
+    return [text_of(draw) for _ in range(draw.choice([0, 1, 2, 3, 10, 40, 40]))]
 
 
 # JSON lines: what a line is worth is told by this reader of single lines alone
@@ -173,12 +173,12 @@ def packed(draw: random.Random, plain: Input) -> Input:
     border = draw.randrange(len(plain.data) + 1)
     frames = [plain.data] if draw.random() < 0.7 else [plain.data[:border], b"", plain.data[border:]]
     data = b"".join(compress(frame) for frame in frames)
-    name, kind = plain.name + ending, draw.randrange(4)
-    if kind == 0:  # cut inside its only frame: what comes before is whole
+    name, kind = plain.name + ending, draw.randrange(5)
+    if kind < 2:  # cut inside its only frame: what comes before is whole
         data = compress(plain.data)
-        data = data[: draw.randrange(len(data))]
+        data = data[: draw.randrange(max(0, len(data) - draw.choice([9, len(data)])), len(data))]
         return Input(name, data, truth_of_cut(plain.name, began(ending, data)))
-    if kind == 1:
+    if kind == 2:
         return Input(name, mutated(draw, data), None)
     return Input(name, data, plain.truth)
 
