@@ -22,6 +22,7 @@ from quatrain.tokens.tokenizing import Unit, units_of
 if TYPE_CHECKING:
     from quatrain.text.contamination import Benchmark
 
+RULES = 1  # of what is left out: another number where equal options would leave out other documents
 NOT_IN_REQUEST = ("workers", "tokenizer", "val", "decontaminate")  # of files it has the content
 
 Report = Callable[[str], None]
@@ -89,6 +90,7 @@ class Job:
         sources = zip(self.sources, of_sources, strict=True)
         content = {
             "version": VERSION,
+            "rules": RULES,
             "tokenizer": self.tokenizer.sha256,
             "sources": [[source.kind, source.compression, known] for source, known in sources],
             "trained": self.trained,

@@ -202,7 +202,6 @@ def finish(job: Job, claim: Claim, report: Report, progress: Progress, check: bo
     # Not before: tasks that start together would write it at once.
     replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     _check_room(job.out, ids * corpus.dtype.itemsize + 8 * int(staying.sum()), "for the shards")
-    replace_file(job.out / "tokenizer.json", job.tokenizer.json)
     splits = Assembly(corpus, decisions, job.config, job.tokenizer, job.out, job.name, progress).run()
     for split, facts in splits.items():
         report(_shards_told(split, facts["shards"], job.config.shard_size))
