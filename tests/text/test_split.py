@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatrain.text.split import held_out, text_hash
+from quatrain.text.split import held_out, text_hashes
 
 TEXTS = [f"document {number}".encode() for number in range(20_000)]
 
 
 def chosen(fraction: float, seed: int) -> set[int]:
-    hashes = np.array([text_hash(seed, text) for text in TEXTS], dtype=np.uint64)
-    return set(np.flatnonzero(held_out(hashes, fraction)).tolist())
+    return set(np.flatnonzero(held_out(text_hashes(seed, TEXTS), fraction)).tolist())
+
+
+def text_hash(seed: int, text: bytes) -> int:
+    return int(text_hashes(seed, [text])[0])
 
 
 def near(count: int, share: float) -> bool:

@@ -123,7 +123,8 @@ def _parse_groups(path: Path, found: pq.FileMetaData, wanted: tuple[int, int], c
         table = file.read_row_groups(list(range(*wanted)), columns=[how.column], use_threads=False)
         _check_rows(path, len(table), count)
         # By name: "a" reads the column "a.b" as well.
-        return parse_array(table.column(table.schema.names.index(how.column)).combine_chunks(), how)
+        column = table.column(table.schema.names.index(how.column))
+        return parse_array(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(), how)
 
 
 def _check_rows(path: Path, read: int, declared: int) -> None:

@@ -5,16 +5,18 @@ Two documents of the same text therefore always land in the same split.
 
 import hashlib
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
 
-def text_hash(seed: int, text: bytes) -> int:
-    """A 64-bit number from the UTF-8 text and the seed (BLAKE2b keyed with the seed, RFC 7693)."""
+def text_hashes(seed: int, texts: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+    """A 64-bit number for each UTF-8 text (BLAKE2b keyed with the seed, RFC 7693), shape (texts,)."""
     key = seed.to_bytes(8, "little", signed=True)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+    digests = [hashlib.blake2b(text, digest_size=8, key=key).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
 def held_out(hashes: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray[np.bool_]:

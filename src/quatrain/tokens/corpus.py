@@ -129,10 +129,8 @@ class Corpus:
         breaks = np.flatnonzero((np.diff(documents) != 1) | (np.diff(numbers) != 0)) + 1
         for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(documents)], strict=True):
             if last > first:
-                number = int(numbers[first])
-                begin = self.starts[documents[first]]
-                filled = slice(int(offsets[first]), int(offsets[last]))
-                ids[filled] = self.parts[number][1].ids(int(begin), int(begin) + filled.stop - filled.start, self.dtype)
+                part = self.parts[int(numbers[first])][1]
+                part.read_ids(int(self.starts[documents[first]]), ids[int(offsets[first]) : int(offsets[last])])
         return ids, offsets
 
     @cached_property

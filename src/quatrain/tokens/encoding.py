@@ -11,7 +11,7 @@ from quatrain.errors import DataError, QuatrainError
 from quatrain.text.fast import Ids, Offsets
 from quatrain.text.reading import Span, parse
 from quatrain.text.rows import Bad, Chunk, Reading, Rows
-from quatrain.text.split import text_hash
+from quatrain.text.split import text_hashes
 from quatrain.text.tokenizers import Tokenizer
 
 # What the reference encodes as well: the first documents, and then this share of the bytes.
@@ -91,7 +91,7 @@ class Encoder:
         table = np.zeros(len(texts), dtype=DOCUMENT)
         present = np.array([bool(text) for text in rows.texts], dtype=np.bool_)
         table["bytes"] = [len(text) for text in texts]
-        table["hash"] = [text_hash(self.seed, text) for text in texts]
+        table["hash"] = text_hashes(self.seed, texts)
         table["row"] = np.array(rows.rows, dtype=np.uint64)[present]
         lost = np.cumsum([0, *(one.lost for one in rows.bad)])
         lost_before = lost[np.searchsorted([one.row for one in rows.bad], table["row"])]

@@ -23,7 +23,7 @@ BLOCK = 1 << 15  # ids whose first hashes stay in a core's cache
 
 def thinning(corpus_bytes: int) -> int:
     """The bits of a span's first hash that must be zero for it to be sampled."""
-    return max(0, (corpus_bytes // (BYTES_PER_TOKEN * KEPT)).bit_length())
+    return (corpus_bytes // (BYTES_PER_TOKEN * KEPT)).bit_length()
 
 
 class SpanSample:
@@ -63,16 +63,19 @@ def among(hashes: Hashes, ascending: Hashes) -> npt.NDArray[np.bool_]:
 
 def sampled_starts(ids: Ids, offsets: Offsets, bits: int) -> Positions:
     """Where the sampled spans begin that lie whole inside one of the documents that offsets bound."""
-    mask = np.uint32((1 << bits) - 1)
+    below = np.uint16((1 << 16 - min(bits, 16)) - 1)  # the highest bits are those in which every bit counts
+    narrow = ids.astype(np.uint16, copy=False)  # of larger ids the lower half: what is sampled need not be rare
     found = [np.empty(0, dtype=np.int64)]
     for start in range(0, len(ids) - SPAN + 1, BLOCK):
         count = min(BLOCK, len(ids) - SPAN + 1 - start)
-        part = ids[start : start + count + 1]
-        first = (part[:-1] * np.uint32(0x9E3779B1)) ^ (part[1:] * np.uint32(0x85EBCA77))
-        first ^= first >> np.uint32(15)
-        first &= mask
-        found.append(np.flatnonzero(first == 0) + start)
+        part = narrow[start : start + count + 1]
+        first = part[:-1] * np.uint16(0x79B1)
+        first ^= part[1:] * np.uint16(0xCA77)
+        found.append(np.flatnonzero(first <= below) + start)
     starts = np.concatenate(found)
+    if bits > 16:  # of over 68 GB of text
+        again = ids[starts] * np.uint32(0x9E3779B1) ^ ids[starts + 1] * np.uint32(0x85EBCA77)
+        starts = starts[again < np.uint32(1 << 32 - (bits - 16))]
     inside = starts + SPAN <= offsets[np.searchsorted(offsets, starts, side="right")] if len(starts) else starts == 0
     return starts[inside]
 

@@ -127,9 +127,19 @@ class Part:
         """The table of its documents, read from disk."""
         return np.fromfile(self.path, dtype=DOCUMENT, count=self.count, offset=self.ids_size)
 
-    def ids(self, start: int, stop: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """A copy of ids start .. stop-1."""
-        return np.fromfile(self.path, dtype=dtype, count=stop - start, offset=start * dtype.itemsize)
+    def read_ids(self, start: int, into: npt.NDArray[Any]) -> None:
+        """Fill an array of the shards' dtype with the ids from `start` on."""
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(start * into.itemsize)
+            read, wanted = 0, into.nbytes
+            while read < wanted:
+                read += _some(file.readinto(into.view(np.uint8)[read:].data), self.path)
+
+
+def _some(count: int | None, path: Path) -> int:
+    if not count:
+        raise DataError(f"{path}: shorter than it was; give the same command again")
+    return count
 
 
 def _check(file: Any, end: int, checksum: int) -> None:
