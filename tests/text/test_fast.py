@@ -1,27 +1,31 @@
 """The fast engine gives the reference's ids, or does not run at all."""
 
+import contextlib
 import itertools
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import shared_file
-from quatrain.errors import QuatrainError
+from quatrain.errors import DataError, QuatrainError
 from quatrain.text.fast import HARD_STRINGS, FastBPE
 from quatrain.text.reading import read_texts
 from quatrain.text.rows import Reading
 from quatrain.text.sources import _recognise, find_sources
-from quatrain.text.tokenizers import gpt2
+from quatrain.text.tokenizers import FileTokenizer, gpt2
 
 pytest.importorskip("gigatoken", reason="no optional library: gigatoken")
 
 
 def loaded() -> FastBPE | None:
-    return FastBPE.load(gpt2().token_bytes[:-1], "gpt2", gpt2().encode)
+    return FastBPE.of_ranks(gpt2().token_bytes[:-1], "gpt2", gpt2().encode)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +88,7 @@ def test_the_batch_of_the_tokenizer_is_the_engine_s(monkeypatch):
 
 def test_an_engine_that_differs_on_a_hard_string_is_refused():
     with pytest.raises(QuatrainError, match="gigatoken and tiktoken differ on"):
-        FastBPE.load(gpt2().token_bytes[:-1], "cl100k", gpt2().encode)  # another pattern cuts before merging
+        FastBPE.of_ranks(gpt2().token_bytes[:-1], "cl100k", gpt2().encode)  # another pattern cuts before merging
 
 
 def test_threads_that_share_an_engine_do_not_mix_their_documents(fast):
@@ -92,6 +96,52 @@ def test_threads_that_share_an_engine_do_not_mix_their_documents(fast):
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(lambda batch: parts(fast, batch), batches))
     assert together == [parts(fast, batch) for batch in batches]
+
+
+def trained(folder: Path, **changes: object) -> FileTokenizer:
+    """A small byte-level BPE as Hugging Face writes it, with members of its file changed."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<|im_start|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([*HARD_STRINGS, "the cat and the other cat sat on the mat " * 9], trainer)
+    content = json.loads(made.to_str()) | changes
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return FileTokenizer((folder / "tokenizer.json").read_bytes(), "tokenizer.json")
+
+
+@given(texts=st.lists(MARKED.map("".join) | st.just("<|im_start|>user<|endoftext|>"), max_size=5))
+def test_a_tokenizer_json_of_byte_level_bpe_has_the_ids_of_tokenizers(tmp_path_factory, texts):
+    tokenizer = trained(tmp_path_factory.mktemp("x"))
+    assert tokenizer._engine is not None
+    ids, offsets = tokenizer.encode_batch([text.encode() for text in texts])
+    found = [ids[start:end].tolist() for start, end in itertools.pairwise(offsets)]
+    assert found == [tokenizer.encode(text).tolist() for text in texts]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"normalizer": {"type": "Lowercase"}},
+        {"added_tokens": [{"id": 0, "content": "<|endoftext|>", "special": False}]},
+    ],
+)
+def test_what_the_engine_does_not_read_alike_is_left_to_the_reference(tmp_path, changes):
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    changes = {
+        key: [added | token for token in value] if key == "added_tokens" else value for key, value in changes.items()
+    }
+    with contextlib.suppress(DataError):  # a marker that is not special forges eot, and is refused by itself
+        tokenizer = trained(tmp_path, **changes)
+        ids, _ = tokenizer.encode_batch([b"The CAT sat"])
+        assert ids.tolist() == tokenizer.encode("The CAT sat").tolist()
+        assert tokenizer._engine is None or "normalizer" in changes
 
 
 def test_without_a_wheel_the_reference_does_the_work(monkeypatch):

@@ -3,6 +3,7 @@
 It is loaded without special tokens: by default it would turn a literal `<|endoftext|>` into the id.
 """
 
+import json
 import tempfile
 import threading
 from binascii import b2a_base64
@@ -56,15 +57,14 @@ class FastBPE:
         self._room = threading.Semaphore(INSTANCES)
 
     @classmethod
-    def load(cls, words: Sequence[bytes], pattern: str, reference: Callable[[str], Ids]) -> "FastBPE | None":
+    def of_ranks(cls, words: Sequence[bytes], pattern: str, reference: Callable[[str], Ids]) -> "FastBPE | None":
         """The engine for the words in the order of their ranks, or None where gigatoken has no wheel.
 
         `pattern` is gigatoken's name for the pattern that cuts text before merging. Raises `QuatrainError` if it does
         not give the reference's ids on every one of `HARD_STRINGS`.
         """
-        try:
-            import gigatoken
-        except ImportError:
+        gigatoken = _library()
+        if gigatoken is None:
             return None
         content = b"".join([b"%b %d\n" % (b2a_base64(word, newline=False), rank) for rank, word in enumerate(words)])
 
@@ -75,13 +75,36 @@ class FastBPE:
                 return gigatoken.Tokenizer.from_tiktoken(path, pattern, {}).backend
 
         engine = cls(make)
-        ids, offsets = engine.encode([text.encode() for text in HARD_STRINGS])
-        for number, text in enumerate(HARD_STRINGS):
-            if not np.array_equal(ids[offsets[number] : offsets[number + 1]], reference(text)):
-                raise QuatrainError(
-                    f"gigatoken and tiktoken differ on {text!r}; pip uninstall gigatoken, and report it"
-                )
+        differs = engine.differs(HARD_STRINGS, reference)
+        if differs is not None:
+            raise QuatrainError(f"gigatoken and tiktoken differ on {differs!r}; pip uninstall gigatoken, and report it")
         return engine
+
+    @classmethod
+    def of_json(cls, tokenizer_json: bytes, reference: Callable[[str], Ids]) -> "FastBPE | None":
+        """The engine for a tokenizer.json of byte-level BPE, or None.
+
+        None is for other kinds of tokenizers and for those that gigatoken does not read or does not read alike: it must
+        give the reference's ids on every one of `HARD_STRINGS`, with the file's special tokens in them too.
+        """
+        gigatoken, bare = _library(), _without_special_tokens(tokenizer_json)
+        if gigatoken is None or bare is None:
+            return None
+        content, special = bare
+        engine = cls(lambda: gigatoken.Tokenizer.from_json(content).backend)
+        texts = [*HARD_STRINGS, *special, *(f"a{token}b {token}\n" for token in special)]
+        try:
+            return None if engine.differs(texts, reference) is not None else engine
+        except Exception:  # of its own kinds; the reference does the work
+            return None
+
+    def differs(self, texts: Sequence[str], reference: Callable[[str], Ids]) -> str | None:
+        """The first text on which this is not the reference, or None."""
+        ids, offsets = self.encode([text.encode() for text in texts])
+        for number, text in enumerate(texts):
+            if not np.array_equal(ids[offsets[number] : offsets[number + 1]], reference(text)):
+                return text
+        return None
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         """Ids of documents in UTF-8, end to end, and the len(texts) + 1 offsets between them; releases the GIL."""
@@ -97,3 +120,25 @@ class FastBPE:
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = cast(Ids, np.asarray(layout.content.data))
         return ids[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def _library() -> Any:
+    try:
+        import gigatoken
+    except ImportError:
+        return None
+    return gigatoken
+
+
+def _without_special_tokens(tokenizer_json: bytes) -> tuple[str, list[str]] | None:
+    """A byte-level BPE's file without its special tokens, and these; None for any other file."""
+    content = json.loads(tokenizer_json)
+    model, added = content.get("model") or {}, content.get("added_tokens") or []
+    before = content.get("pre_tokenizer") or {}
+    kinds = {step.get("type") for step in before.get("pretokenizers", [before])}
+    if model.get("type", "BPE") != "BPE" or "ByteLevel" not in kinds or not all(token["special"] for token in added):
+        return None
+    special = [token["content"] for token in added]
+    model["vocab"] = {word: token for word, token in model["vocab"].items() if word not in set(special)}
+    content["added_tokens"], content["post_processor"] = [], None
+    return json.dumps(content), special

@@ -223,7 +223,7 @@ class GPT2Tokenizer(_TableTokenizer):
 
     @functools.cached_property
     def _engine(self) -> FastBPE | None:
-        return FastBPE.load(self.token_bytes[:-1], "gpt2", self.encode)
+        return FastBPE.of_ranks(self.token_bytes[:-1], "gpt2", self.encode)
 
     def _encode(self, text: str) -> Ids:
         text.encode()  # tiktoken would replace a lone surrogate without a word
@@ -256,7 +256,17 @@ class FileTokenizer(Tokenizer):
         self.eot_text = eot_text
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.json = content
+        self._loading = threading.Lock()
         self.encode(eot_text)
+
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        with self._loading:
+            engine = self._engine
+        return engine.encode(texts) if engine else super().encode_batch(texts)
+
+    @functools.cached_property
+    def _engine(self) -> FastBPE | None:
+        return FastBPE.of_json(self.json, self.encode)
 
     def _encode(self, text: str) -> Ids:
         text.encode()
