@@ -443,7 +443,7 @@ def test_the_hub_s_cache_serves_offline_and_what_is_not_in_it_is_said(edu):
 def test_the_hub_without_its_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "needs the library 'huggingface_hub': pip install quatrain[hub]" in refused(*adopt("hub:a/b"))
-    assert "expected hub:OWNER/NAME, or hub:OWNER/NAME@REVISION" in refused(*adopt("hub:alone"))
+    assert "expected hub:OWNER/NAME, or hub:OWNER/NAME?revision=REVISION" in refused(*adopt("hub:alone"))
 
 
 def test_a_data_set_that_is_not_there_is_exit_2(monkeypatch):

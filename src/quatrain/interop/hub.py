@@ -18,14 +18,14 @@ class Snapshot(NamedTuple):
 
 
 def fetch(word: str, patterns: list[str]) -> Snapshot:
-    """The files of `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION` that match a pattern, from the cache where they are.
+    """The files of `hub:OWNER/NAME`, at its `?revision=` if given, that match a pattern; from the cache if there.
 
     `huggingface_hub` reads its own variables (HF_HUB_OFFLINE, HF_HOME, HF_TOKEN). Raises `UsageError` without
     the library or the data set, `QuatrainError` where the network or the cache fails.
     """
-    named = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", word)
+    named = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:(?:@|\?revision=)([\w./-]+))?", word)
     if named is None:
-        raise UsageError(f"{word}: expected hub:OWNER/NAME, or hub:OWNER/NAME@REVISION")
+        raise UsageError(f"{word}: expected hub:OWNER/NAME, or hub:OWNER/NAME?revision=REVISION")
     try:
         import huggingface_hub
         from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError

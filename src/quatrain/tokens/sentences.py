@@ -36,6 +36,9 @@ def split_rule(store: dict[str, Any]) -> str:
             return "validation: the files given with --val"
         case "tail":
             return f"validation: the last {_percent(rule['share'])} of one document, its neighbour in train"
+        case "file names":
+            chosen = f", and of those that match {rule['val_files']}" if rule.get("val_files") else ""
+            return f"validation: the documents of files whose names say so{chosen}"
     return ", ".join(f"{key} {value}" for key, value in rule.items())
 
 
@@ -48,6 +51,8 @@ def looked_for(store: dict[str, Any]) -> Iterator[str]:
         near = removal.get("near") or removal.get("cross")
         threshold = f" (near: Jaccard similarity from {removal.get('threshold')})" if near else ""
         yield f"looked for {', '.join(kinds)}{threshold}" if kinds else "no duplicates were looked for"
+        for file in removal.get("benchmark") or []:
+            yield f"looked for 13 words in a row of {file['name']} ({file['items']:,} items, sha256 {file['sha256'][:12]})"
     if "shuffle" in store:
         seed = store["shuffle"]
         yield "documents in the order of the sources" if seed is None else f"documents shuffled with seed {seed}"

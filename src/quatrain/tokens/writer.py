@@ -20,19 +20,18 @@ from quatrain.errors import DataError, QuatrainError
 from quatrain.files import replace_file
 from quatrain.text.reading import chunks, parse
 from quatrain.text.rows import Rows
-from quatrain.text.sources import Source, content_hash
+from quatrain.text.sources import content_hash
 from quatrain.tokens.assembling import Assembly
 from quatrain.tokens.claim import TASK, Claim, Unfinished
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.corpus import Corpus
 from quatrain.tokens.deciding import Decisions, Fate, decide
+from quatrain.tokens.describing import described
 from quatrain.tokens.encoding import Encoder, dtype_of
 from quatrain.tokens.job import Job
 from quatrain.tokens.parts import NAME, finished_parts
-from quatrain.tokens.store import SPLITS, VERSION, TokenStore, fingerprint
+from quatrain.tokens.store import SPLITS, TokenStore
 from quatrain.tokens.tokenizing import Step, Tokenizing
-
-EXAMPLE = 60  # ids of a document's beginning that an example shows
 
 Report = Callable[[str], None]
 Progress = Callable[[str, int, int], None]
@@ -209,7 +208,7 @@ def finish(job: Job, claim: Claim, report: Report, progress: Progress, check: bo
     if job.look() != job.looks:
         raise DataError("a source has changed while it was read; give the same command again")
     hashes = _hashes(job, claim)
-    facts = _facts(job, corpus, decisions, splits, hashes)
+    facts = described(job, corpus, decisions, splits, hashes)
     replace_file(job.out / "store.json", (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
     claim.clear_progress()
 
@@ -266,78 +265,6 @@ def _hashes(job: Job, claim: Claim) -> list[str]:
     for path in claim.parts.glob("task_*.json"):
         known |= json.loads(path.read_bytes())["hashes"]
     return [known.get(str(number)) or content_hash(source) for number, source in enumerate(job.sources)]
-
-
-def _facts(job: Job, corpus: Corpus, decisions: Decisions, splits: dict[str, Any], hashes: list[str]) -> dict[str, Any]:
-    tokenizer = {
-        "name": job.tokenizer.name,
-        "sha256": job.tokenizer.sha256,
-        "vocab_size": job.tokenizer.vocab_size,
-        "eot": job.tokenizer.eot,
-        "eot_text": job.tokenizer.eot_text,
-    }
-    rows = corpus.rows(len(job.sources))
-    config = job.config
-    return {
-        "version": VERSION,
-        "tokenizer": tokenizer,
-        "splits": splits,
-        "eot_style": "before",
-        "sources": [
-            {"name": source.name, **_content(source, hashed), "rows": count}
-            for source, hashed, count in zip(job.sources, hashes, rows, strict=True)
-        ],
-        "split": _rule(config),
-        "removal": {
-            "exact": not config.allow_duplicates,
-            "near": config.near_dedup,
-            "cross": config.cross_dedup,
-            "threshold": config.near_threshold,
-            "benchmark": job.benchmark.describe() if job.benchmark else None,
-        },
-        "shuffle": config.shuffle,
-        "counts": {
-            "empty": corpus.total("empty"),
-            "duplicates": decisions.count(Fate.DUPLICATE),
-            "near_duplicates": decisions.count(Fate.NEAR_DUPLICATE),
-            "near_validation": decisions.count(Fate.NEAR_VALIDATION),
-            "contaminated": decisions.count(Fate.CONTAMINATED),
-            "skipped": sum(corpus.bad().values()),
-            "surrogates": corpus.total("surrogates"),
-        },
-        "skipped": corpus.bad(),
-        "examples": [*(_example(job, corpus, one) for one in decisions.examples), *corpus.bad_examples()],
-        "request": job.request(hashes),
-        "fingerprint": fingerprint(tokenizer, splits),
-    }
-
-
-def _content(source: Source, hashed: str) -> dict[str, Any]:
-    return {"revision": source.address.revision} if source.address else {"size": source.size, "sha256": hashed}
-
-
-def _rule(config: PrepareConfig) -> dict[str, Any]:
-    if config.val_tail:
-        return {"rule": "tail", "share": config.val_tail}
-    if config.val:
-        return {"rule": "files"}
-    if config.val_docs:
-        return {"rule": "documents", "indices": list(config.val_docs)}
-    return {"rule": "hash", "fraction": config.val_fraction, "seed": config.seed}
-
-
-def _example(job: Job, corpus: Corpus, example: dict[str, Any]) -> dict[str, Any]:
-    import numpy as np
-
-    document = example["document"]
-    ids = corpus.gather(np.array([document]))[0][:EXAMPLE]
-    return {
-        "kind": example["kind"],
-        "place": corpus.place(document),
-        "like": corpus.place(example["like"]) if "like" in example else "",
-        "jaccard": example.get("jaccard"),
-        "text": job.tokenizer.decode(ids.tolist()),
-    }
 
 
 def _summary(store: TokenStore, seconds: float) -> dict[str, Any]:
