@@ -7,7 +7,8 @@ the ways take turns, and medians are compared. Prints MB/s, ratios, peak memory 
 with every default, and without looking for near-duplicates of validation, as the peers do not.
 
 Run: python bench/prepare.py [--rounds 3] [--megabytes 100]   (data: the shared Gutenberg books and FineWeb rows; above
-110 MB the books are cut again, from other places, so that all documents stay distinct)
+110 MB the books are cut again, into other sizes and from other places, so that all documents stay distinct and no two
+are near-duplicates)
 """
 
 import argparse
@@ -60,13 +61,14 @@ def make_corpus(path: Path, megabytes: float) -> float:
 
 def documents_of_shared() -> Iterator[str]:
     yield from pq.read_table(SHARED / "fineweb.parquet", columns=["text"])["text"].to_pylist()
-    for first in range(0, 3000, 250):
-        with zstandard.open(SHARED / "gutenberg_100mb.jsonl.zst", "rt", encoding="utf-8") as lines:
-            for line in lines:
-                text = json.loads(line)["text"]
-                for start in range(first, len(text), 3000):
-                    if text[start : start + 3000].strip():
-                        yield text[start : start + 3000]
+    for size in (3000, 6000, 1500, 12000):
+        for first in (0, size // 2):
+            with zstandard.open(SHARED / "gutenberg_100mb.jsonl.zst", "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    text = json.loads(line)["text"]
+                    for start in range(first, len(text), size):
+                        if text[start : start + size].strip():
+                            yield text[start : start + size]
 
 
 def documents(path: Path) -> Iterator[str]:

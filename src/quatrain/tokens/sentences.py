@@ -52,7 +52,8 @@ def looked_for(store: dict[str, Any]) -> Iterator[str]:
         threshold = f" (near: Jaccard similarity from {removal.get('threshold')})" if near else ""
         yield f"looked for {', '.join(kinds)}{threshold}" if kinds else "no duplicates were looked for"
         for file in removal.get("benchmark") or []:
-            yield f"looked for 13 words in a row of {file['name']} ({file['items']:,} items, sha256 {file['sha256'][:12]})"
+            facts = f"{file['items']:,} items, sha256 {file['sha256'][:12]}"
+            yield f"looked for 13 words in a row of {file['name']} ({facts})"
     if "shuffle" in store:
         seed = store["shuffle"]
         yield "documents in the order of the sources" if seed is None else f"documents shuffled with seed {seed}"
