@@ -79,7 +79,7 @@ def curves(corpus: Path, folder: Path, *options: str) -> tuple[np.ndarray, np.nd
 
 
 def oscillation(losses: np.ndarray, epoch: int) -> float:
-    """Standard deviation around the moving mean over one epoch, from one and a half epochs on to half before the end."""
+    """Standard deviation around the moving mean over one epoch, half an epoch at each end left out."""
     losses = losses[epoch:]  # at first it falls too steeply for a mean to follow
     trend = np.convolve(losses, np.ones(epoch) / epoch, mode="valid")
     rest = losses[epoch // 2 :][: len(trend)] - trend

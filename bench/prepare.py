@@ -7,8 +7,7 @@ the ways take turns, and medians are compared. Prints MB/s, ratios, peak memory 
 with every default, and without looking for near-duplicates of validation, as the peers do not.
 
 Run: python bench/prepare.py [--rounds 3] [--megabytes 100]   (data: the shared Gutenberg books and FineWeb rows; above
-110 MB the books are cut again, into other sizes and from other places, so that all documents stay distinct and no two
-are near-duplicates)
+110 MB their lines are mixed into new documents, so that all stay distinct and no two are near-duplicates)
 """
 
 import argparse
@@ -16,6 +15,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -61,14 +61,16 @@ def make_corpus(path: Path, megabytes: float) -> float:
 
 def documents_of_shared() -> Iterator[str]:
     yield from pq.read_table(SHARED / "fineweb.parquet", columns=["text"])["text"].to_pylist()
-    for size in (3000, 6000, 1500, 12000):
-        for first in (0, size // 2):
-            with zstandard.open(SHARED / "gutenberg_100mb.jsonl.zst", "rt", encoding="utf-8") as lines:
-                for line in lines:
-                    text = json.loads(line)["text"]
-                    for start in range(first, len(text), size):
-                        if text[start : start + size].strip():
-                            yield text[start : start + size]
+    with zstandard.open(SHARED / "gutenberg_100mb.jsonl.zst", "rt", encoding="utf-8") as file:
+        books = [json.loads(line)["text"] for line in file]
+    for book in books:
+        yield from (
+            book[start : start + 3000] for start in range(0, len(book), 3000) if book[start : start + 3000].strip()
+        )
+    lines = [line for book in books for line in book.split("\n") if len(line) > 40]
+    draw = random.Random(0)
+    while True:
+        yield "\n".join(draw.choices(lines, k=45))
 
 
 def documents(path: Path) -> Iterator[str]:
