@@ -6,13 +6,14 @@ Everything runs over blocks of documents in threads, with a bounded number of id
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quatrain.files import writing
 from quatrain.mixing import derive
+from quatrain.text.fast import Offsets
 from quatrain.text.lookup import mixed
 from quatrain.text.similar import ValidationIndex
 from quatrain.text.tokenizers import Tokenizer
@@ -46,8 +47,12 @@ class Assembly:
     def run(self) -> dict[str, Any]:
         """Both splits as store.json describes them."""
         val = self.decisions.documents(Fate.VAL)
-        if self.config.cross_dedup and not self.config.val_tail:
-            self._leave_out_near_validation(val)
+        compared = self.config.cross_dedup and not self.config.val_tail
+        parts = list(self.corpus.blocks(self._not_short(val), INDEXED)) if compared else []
+        # The last part of validation is compared with train while that is written, unless more must be known before.
+        last = None if self.config.near_dedup or not parts else parts.pop()
+        for part in parts:
+            self._leave_out_near_validation(Comparison(self.corpus, part, self.config.near_threshold))
         if self.config.near_dedup:
             self._leave_out_near_duplicates()
         sample = SpanSample(thinning(int(self.corpus.text_bytes.sum())))
@@ -56,8 +61,9 @@ class Assembly:
         train = self.decisions.documents(Fate.TRAIN)
         if self.config.shuffle is not None:
             train = _shuffled(train, self.corpus.hashes[train], self.config.shuffle)
-        splits = {"train": self._write("train", train, sample), "val": self._write("val", val, sample)}
-        splits["val"]["share_in_train"] = round(sample.share(np.concatenate(self.found)), 6)
+        comparison = Comparison(self.corpus, last, self.config.near_threshold) if last is not None else None
+        splits = {"train": self._write("train", train, sample, comparison), "val": self._write("val", val)}
+        splits["val"]["share_in_train"] = round(sample.share(np.concatenate([sample.hashes[:0], *self.found])), 6)
         return splits
 
     def _in_blocks(self, work: Callable[[Numbers], Any], documents: Numbers, phase: str) -> Iterator[Any]:
@@ -72,17 +78,12 @@ class Assembly:
     def _not_short(self, documents: Numbers) -> Numbers:
         return documents[self.corpus.text_bytes[documents] >= SHORT]
 
-    def _leave_out_near_validation(self, val: Numbers) -> None:
-        for some in self.corpus.blocks(self._not_short(val), INDEXED):
-            index = ValidationIndex(*self.corpus.gather(some), self.config.near_threshold)
+    def _leave_out_near_validation(self, comparison: "Comparison") -> None:
+        def near(block: Numbers) -> Near:
+            return comparison.near(block, *self.corpus.gather(block))
 
-            def compare(block: Numbers, index: ValidationIndex = index, some: Numbers = some) -> tuple[Any, ...]:
-                near, like, jaccard = index.similar(*self.corpus.gather(block), most=1)
-                return block[near], some[like], jaccard
-
-            train = self._not_short(self.decisions.documents(Fate.TRAIN))
-            for near, like, jaccard in self._in_blocks(compare, train, "comparing with validation"):
-                self.decisions.leave_out(Fate.NEAR_VALIDATION, near, like, jaccard)
+        for found in self._in_blocks(near, self.decisions.documents(Fate.TRAIN), "comparing with validation"):
+            self.decisions.leave_out(Fate.NEAR_VALIDATION, *found)
 
     def _leave_out_near_duplicates(self) -> None:
         from quatrain.text.near import band_hashes, near_duplicates  # with rensa, only for this
@@ -104,18 +105,55 @@ class Assembly:
     def _ids_among(self, documents: Numbers) -> Callable[[int], npt.NDArray[Any]]:
         return lambda place: self.corpus.gather(documents[place : place + 1])[0]
 
-    def _write(self, split: SplitName, documents: Numbers, sample: SpanSample) -> dict[str, Any]:
-        def piece(block: Numbers) -> tuple[Piece, Hashes]:
+    def _write(
+        self,
+        split: SplitName,
+        documents: Numbers,
+        sample: SpanSample | None = None,
+        comparison: "Comparison | None" = None,
+    ) -> dict[str, Any]:
+        """Write a split: those of its documents that the comparison leaves in it."""
+
+        def piece(block: Numbers) -> tuple[Piece, Hashes | None, Near | None]:
             ids, offsets = self.corpus.gather(block)
-            found = sample.found_in(ids, offsets) if split == "train" else sample.hashes[:0]
-            return framed(ids, offsets, self.tokenizer.eot, int(self.corpus.text_bytes[block].sum())), found
+            near = comparison.near(block, ids, offsets) if comparison else None
+            if near and len(near.documents):
+                block = block[~np.isin(block, near.documents)]
+                ids, offsets = self.corpus.gather(block)
+            found = sample.found_in(ids, offsets) if sample else None
+            return framed(ids, offsets, self.tokenizer.eot, int(self.corpus.text_bytes[block].sum())), found, near
 
         stem = f"{self.name}_{split}"
         with SplitWriter(self.folder, stem, self.corpus.dtype, self.tokenizer.eot, self.config.shard_size) as writer:
-            for written, found in self._in_blocks(piece, documents, f"writing {split}"):
+            for written, found, near in self._in_blocks(piece, documents, f"writing {split}"):
                 writer.add(written)
-                self.found.append(found)
+                self.found += [found] if found is not None else []
+                if near:
+                    self.decisions.leave_out(Fate.NEAR_VALIDATION, *near)
             return writer.close()
+
+
+class Near(NamedTuple):
+    """Documents that are near-duplicates of others, one of these for each, and how similar the two are."""
+
+    documents: Numbers
+    like: Numbers
+    jaccard: npt.NDArray[np.float64]
+
+
+class Comparison:
+    """Finds the training documents that are near-duplicates of some validation documents; for any thread."""
+
+    def __init__(self, corpus: Corpus, val: Numbers, threshold: float) -> None:
+        self.corpus = corpus
+        self.val = val
+        self.index = ValidationIndex(*corpus.gather(val), threshold)
+
+    def near(self, block: Numbers, ids: npt.NDArray[Any], offsets: Offsets) -> Near:
+        """Those of a block of documents, whose ids these are."""
+        near, like, jaccard = self.index.similar(ids, offsets, most=1)
+        told = self.corpus.text_bytes[block[near]] >= SHORT
+        return Near(block[near[told]], self.val[like[told]], jaccard[told])
 
 
 def _shuffled(documents: Numbers, hashes: Hashes, seed: int) -> Numbers:
