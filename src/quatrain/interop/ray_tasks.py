@@ -34,7 +34,7 @@ def prepare_on_ray(
         raise UsageError("--engine ray needs the library 'ray': pip install 'quatrain[ray]'") from error
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.WARNING)
     try:
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources: dict[str, float] = ray.cluster_resources()
         cores = max(1, int(resources.get("CPU", 1)))
         of = tasks or cores * TASKS_A_CORE
         remote = ray.remote(num_cpus=min(cores, config.workers), max_retries=RETRIES)(_quietly)
