@@ -311,3 +311,17 @@ def test_a_file_that_declares_more_rows_than_it_holds_is_damaged(tmp_path, monke
     assert len(found.texts) == texts
     assert [(bad.kind, bad.lost) for bad in found.bad] == [("damaged file", lost)]
     assert found.bad[0].sentence == "damaged: 5 rows are declared, and there are 3; copy it again"
+
+
+def test_a_row_group_of_any_size_is_read_a_buffer_at_a_time(tmp_path):
+    texts = [os.urandom(1500).hex() for _ in range(10_000)]  # 30 MB that do not compress to nothing
+    pq.write_table(pa.table({"text": texts}), tmp_path / "one.parquet", row_group_size=len(texts))
+    (source,) = find_sources([str(tmp_path / "one.parquet")])[0]
+    (span,) = reading.spans(source)
+    before = pa.total_allocated_bytes()
+    most = count = 0
+    for chunk in reading.chunks(span, Reading()):
+        most = max(most, pa.total_allocated_bytes() - before)
+        count += len(chunk.parse().texts)
+    assert count == len(texts)
+    assert most < 15_000_000

@@ -20,6 +20,8 @@ from quatrain.text.rows import CHUNK, Chunk, Reading, Rows, State, no_column, no
 from quatrain.text.sources import opened
 
 IN_A_THREAD = 16 << 20  # bytes of a row group above which it is decoded in pieces while reading
+# Read a buffer at a time: without that a whole column of a row group is, which can be gigabytes.
+HOW = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": 1 << 20}
 ROWS_AT_ONCE = 256  # of a large row group: a few MB of web text
 
 
@@ -94,7 +96,7 @@ def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: St
             with writing(Path(tempfile.gettempdir()), unpacked.tell() + len(piece)):
                 unpacked.write(piece)
         size = unpacked.tell()
-        with _readable(path), pq.ParquetFile(unpacked, page_checksum_verification=True) as file:
+        with _readable(path), pq.ParquetFile(unpacked, **HOW) as file:
             _check_column(path, file, how.column, file.metadata.num_rows)
             check_sizes(path, size, file.metadata, (0, file.metadata.num_row_groups), how)
             first = 0
@@ -228,7 +230,7 @@ def _opened(path: Path, found: pq.FileMetaData | None = None) -> Iterator[pq.Par
             os.fspath(path).encode()
         except UnicodeEncodeError:  # a name that is no text, which Arrow cannot open
             file = files.enter_context(opened(path))
-        yield files.enter_context(pq.ParquetFile(file, metadata=found, page_checksum_verification=True))
+        yield files.enter_context(pq.ParquetFile(file, metadata=found, **HOW))
 
 
 @contextlib.contextmanager
