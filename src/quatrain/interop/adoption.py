@@ -27,7 +27,7 @@ from quatrain.text.tokenizers import Tokenizer
 from quatrain.tokens.claim import Claim
 from quatrain.tokens.overlap import BYTES_PER_TOKEN, SPAN, SpanSample, thinning
 from quatrain.tokens.shards import HashedFile
-from quatrain.tokens.store import SPLITS, VERSION, SplitName, TokenStore, TokenStream, fingerprint
+from quatrain.tokens.store import SPLITS, VERSION, SplitName, TokenStore, TokenStream, fingerprint, tokenizer_facts
 
 SHOWN = 32  # ids shown as text: a wrong tokenizer is seen at once
 SPAN_CHUNK = 1 << 24  # ids searched for spans at once
@@ -140,13 +140,7 @@ class _Job:
 
     def _describe(self, splits: dict[str, Any], layouts: dict[SplitName, Layout], style: EotStyle) -> dict[str, Any]:
         every = [*self.shards["train"], *self.shards["val"]]
-        tokenizer = {
-            "name": self.tokenizer.name,
-            "sha256": self.tokenizer.sha256,
-            "vocab_size": self.tokenizer.vocab_size,
-            "eot": self.tokenizer.eot,
-            "eot_text": self.tokenizer.eot_text,
-        }
+        tokenizer = tokenizer_facts(self.tokenizer)
         origin = self.origin | {
             "format": every[0].format,
             "files": len(every),
@@ -244,12 +238,8 @@ def _texts(stream: TokenStream, eot: int, report: Report) -> Iterator[tuple[npt.
 def _summary(store: TokenStore, seconds: float) -> dict[str, Any]:
     facts = store.facts
     splits = facts["splits"]
-    train, val = (splits[split]["tokens"] for split in SPLITS)
     return {
-        "documents": sum(splits[split]["documents"] for split in SPLITS),
-        "tokens": train + val,
-        "train_tokens": train,
-        "val_tokens": val,
+        **store.sizes(),
         "shards": facts["sources"][0]["files"],
         "format": facts["sources"][0]["format"],
         "eot_style": facts["eot_style"],

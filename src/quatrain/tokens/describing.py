@@ -9,7 +9,7 @@ from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.corpus import Corpus
 from quatrain.tokens.deciding import Decisions, Fate
 from quatrain.tokens.job import Job
-from quatrain.tokens.store import VERSION, fingerprint
+from quatrain.tokens.store import VERSION, fingerprint, tokenizer_facts
 
 EXAMPLE = 60  # ids of a document's beginning that an example shows
 
@@ -18,13 +18,7 @@ def described(
     job: Job, corpus: Corpus, decisions: Decisions, splits: dict[str, Any], hashes: list[str]
 ) -> dict[str, Any]:
     """The content of store.json; `hashes` are those of the sources' contents."""
-    tokenizer = {
-        "name": job.tokenizer.name,
-        "sha256": job.tokenizer.sha256,
-        "vocab_size": job.tokenizer.vocab_size,
-        "eot": job.tokenizer.eot,
-        "eot_text": job.tokenizer.eot_text,
-    }
+    tokenizer = tokenizer_facts(job.tokenizer)
     rows = corpus.rows(len(job.sources))
     config = job.config
     return {

@@ -134,6 +134,13 @@ class TokenStore:
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{self.folder}/store.json: not a store's description ({error!r}); {AGAIN}") from error
 
+    def sizes(self) -> dict[str, int]:
+        """Documents and ids of both splits, as the commands that write stores print them."""
+        splits = self.facts["splits"]
+        train, val = (splits[name]["tokens"] for name in SPLITS)
+        documents = sum(splits[name]["documents"] for name in SPLITS)
+        return {"documents": documents, "tokens": train + val, "train_tokens": train, "val_tokens": val}
+
     def split(self, name: SplitName) -> TokenStream:
         """One split as a stream of ids."""
         facts = self.facts["splits"][name]
@@ -248,6 +255,17 @@ def _what_instead(folder: Path) -> str:
     if (folder / "recipe.toml").is_file() or (folder / "config.json").is_file():
         return "a run or checkpoint, not a token store (no store.json); give the folder that prepare wrote"
     return "no token store here (no store.json); give the folder that prepare wrote"
+
+
+def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What store.json says of a tokenizer."""
+    return {
+        "name": tokenizer.name,
+        "sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "eot": tokenizer.eot,
+        "eot_text": tokenizer.eot_text,
+    }
 
 
 def fingerprint(tokenizer: dict[str, Any], splits: dict[str, Any]) -> str:

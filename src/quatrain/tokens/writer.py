@@ -30,7 +30,7 @@ from quatrain.tokens.describing import described
 from quatrain.tokens.encoding import Encoder, dtype_of
 from quatrain.tokens.job import Job
 from quatrain.tokens.parts import NAME, finished_parts
-from quatrain.tokens.store import SPLITS, TokenStore
+from quatrain.tokens.store import TokenStore
 from quatrain.tokens.tokenizing import Step, Tokenizing
 
 Report = Callable[[str], None]
@@ -268,14 +268,9 @@ def _hashes(job: Job, claim: Claim) -> list[str]:
 
 
 def _summary(store: TokenStore, seconds: float) -> dict[str, Any]:
-    splits, counts = store.facts["splits"], store.facts["counts"]
-    train, val = (splits[split]["tokens"] for split in SPLITS)
     return {
-        "documents": sum(splits[split]["documents"] for split in SPLITS),
-        "tokens": train + val,
-        "train_tokens": train,
-        "val_tokens": val,
-        **counts,
+        **store.sizes(),
+        **store.facts["counts"],
         "seconds": round(seconds, 3),
         "fingerprint": store.fingerprint,
     }
