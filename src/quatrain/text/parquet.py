@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +20,9 @@ from quatrain.text.rows import CHUNK, Chunk, Reading, Rows, State, no_column, no
 from quatrain.text.sources import opened
 
 IN_A_THREAD = 16 << 20  # bytes of a row group above which it is decoded in pieces while reading
-# Read a buffer at a time: without that a whole column of a row group is, which can be gigabytes.
-HOW = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": 1 << 20}
+# A whole row group is read at once, which is fastest; of a large one a buffer at a time, for it may have gigabytes.
+WHOLE: dict[str, Any] = {"page_checksum_verification": True, "pre_buffer": False}
+PIECEWISE: dict[str, Any] = WHOLE | {"buffer_size": 1 << 20}
 ROWS_AT_ONCE = 256  # of a large row group: a few MB of web text
 
 
@@ -73,7 +74,7 @@ def groups(found: pq.FileMetaData, size: int) -> Iterator[tuple[int, int, int]]:
 def chunks(path: Path, groups_wanted: tuple[int, int], how: Reading, state: State) -> Iterator[Chunk]:
     """The chunks of a range of row groups, small groups together and large ones in pieces."""
     found = metadata(path)
-    with _opened(path, found) as file:
+    with _opened(path, found, PIECEWISE) as file:
         _check_column(path, file, how.column, rows_of(found, *groups_wanted))
         check_sizes(path, path.stat().st_size, found, groups_wanted, how)
         row = 0
@@ -96,7 +97,7 @@ def chunks_of_stream(plain: Iterator[bytes], path: Path, how: Reading, state: St
             with writing(Path(tempfile.gettempdir()), unpacked.tell() + len(piece)):
                 unpacked.write(piece)
         size = unpacked.tell()
-        with _readable(path), pq.ParquetFile(unpacked, **HOW) as file:
+        with _readable(path), pq.ParquetFile(unpacked, **PIECEWISE) as file:
             _check_column(path, file, how.column, file.metadata.num_rows)
             check_sizes(path, size, file.metadata, (0, file.metadata.num_row_groups), how)
             first = 0
@@ -223,14 +224,16 @@ def _check_column(path: Path, file: pq.ParquetFile, column: str, rows: int) -> N
 
 
 @contextlib.contextmanager
-def _opened(path: Path, found: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+def _opened(
+    path: Path, found: pq.FileMetaData | None = None, how: Mapping[str, Any] = WHOLE
+) -> Iterator[pq.ParquetFile]:
     with contextlib.ExitStack() as files, _readable(path):
         file: Any = path
         try:
             os.fspath(path).encode()
         except UnicodeEncodeError:  # a name that is no text, which Arrow cannot open
             file = files.enter_context(opened(path))
-        yield files.enter_context(pq.ParquetFile(file, metadata=found, **HOW))
+        yield files.enter_context(pq.ParquetFile(file, metadata=found, **how))
 
 
 @contextlib.contextmanager
