@@ -151,24 +151,34 @@ def prepare(
             raise ConfigError(["engine ray does all tasks and finishes; give it without task, finish and val_tail"])
     except ConfigError as error:
         raise error.as_flags() from None
+    done = _run(sources, out, config, share, finish, tasks if engine == "ray" else None)
+    if share:
+        say(f"{out}: task {share[0]}/{share[1]} is done, {done['units']} units in {done['seconds']:.1f} s")
+    else:
+        _tell(out, done)
+    return done
+
+
+def _run(
+    sources: tuple[str, ...],
+    out: Path,
+    config: PrepareConfig,
+    share: tuple[int, int] | None,
+    finish: bool,
+    tasks_on_ray: int | None,
+) -> dict[str, Any]:
     from quatrain.tokens.progress import Bars
     from quatrain.tokens.writer import finish_tasks, prepare_task
     from quatrain.tokens.writer import prepare as write_store
 
     with Bars() as bars:
         if share:
-            done = prepare_task(sources, out, config, share, bars.say, bars)
-        elif engine == "ray":
+            return prepare_task(sources, out, config, share, bars.say, bars)
+        if tasks_on_ray is not None:
             from quatrain.interop.ray_tasks import prepare_on_ray
 
-            done = prepare_on_ray(sources, out, config, tasks, bars.say, bars)
-        else:
-            done = (finish_tasks if finish else write_store)(sources, out, config, bars.say, bars)
-    if share:
-        say(f"{out}: task {share[0]}/{share[1]} is done, {done['units']} units in {done['seconds']:.1f} s")
-    else:
-        _tell(out, done)
-    return done
+            return prepare_on_ray(sources, out, config, tasks_on_ray, bars.say, bars)
+        return (finish_tasks if finish else write_store)(sources, out, config, bars.say, bars)
 
 
 def _tell(out: Path, done: dict[str, Any]) -> None:
