@@ -85,7 +85,7 @@ def test_sdpa_is_softmax_attention_written_out(n_kv_head, qk_norm, bias, positio
     rotation = rotation_table(T, 8, 10000.0) if position == "rope" else None
 
     with torch.no_grad():
-        y = attention(x, rotation, document_mask(documents) if masked else None)
+        y = attention(x, rotation, document_mask(documents) if masked else None)[0]
         expected = softmax_attention(attention, x, torch.arange(T) if rotation else None, allowed)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=0)

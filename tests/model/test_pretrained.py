@@ -448,7 +448,9 @@ def test_real_weights_give_their_recorded_activations_and_logits(gpt_nano):
     model, seen = load_model(gpt_nano), {}
     modules = {f"block{number}": block for number, block in enumerate(model.transformer["h"])}
     for name, module in {**modules, "ln_f": model.transformer["ln_f"]}.items():
-        module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output}))
+        module.register_forward_hook(
+            lambda module, inputs, output, name=name: seen.update({name: output[0] if name != "ln_f" else output})
+        )
     with torch.no_grad():
         seen["lm_head"] = model(recorded["idx"].long())
     assert list(seen) == ["block0", "block1", "block2", "ln_f", "lm_head"]

@@ -646,14 +646,14 @@ def test_save_every_0_saves_the_last_step_alone(go: Go, tmp_path: Path) -> None:
 
 
 def _in_a_step(patch: pytest.MonkeyPatch, number: int) -> None:
-    forward, calls = GPT.forward, iter(range(10**6))
+    hidden, calls = GPT.hidden, iter(range(10**6))
 
     def interrupted(self: GPT, *rest: object) -> torch.Tensor:
         if self.training and next(calls) == 7:  # the second micro-step of step 4
             signal.raise_signal(number)
-        return forward(self, *rest)
+        return hidden(self, *rest)
 
-    patch.setattr(GPT, "forward", interrupted)
+    patch.setattr(GPT, "hidden", interrupted)
 
 
 def _at(place: object, name: str, nth: int) -> Callable[[pytest.MonkeyPatch, int], None]:

@@ -22,15 +22,30 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.q_norm = RMSNorm(D) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(D) if config.qk_norm else nn.Identity()
+        self.v_mix = nn.Parameter(torch.empty(2)) if config.value_residual else None
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
-        """`x` is (B, T, C); `rotation` holds cos and sin; `mask` is bool (B, 1, T, T), or None for plain causal."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        first_values: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`x` is (B, T, C); `rotation` holds cos and sin; `mask` is bool (B, 1, T, T), or None for plain causal.
+
+        Returns the output (B, T, C) and the values (B, H_kv, T, D) as projected: those of the first block
+        are `first_values` of the others, which use them with `value_residual`.
+        """
         B, T, C = x.shape
         D = C // self.n_head
         q, k, v = self.c_attn(x).split([C, self.n_kv_head * D, self.n_kv_head * D], dim=-1)
         q = self.q_norm(q.view(B, T, self.n_head, D)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(k.view(B, T, self.n_kv_head, D)).transpose(1, 2)  # (B, H_kv, T, D)
         v = v.view(B, T, self.n_kv_head, D).transpose(1, 2)  # (B, H_kv, T, D)
+        projected = v
+        if self.v_mix is not None and first_values is not None:
+            own, first = self.v_mix.to(v.dtype)
+            v = own * v + first * first_values
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         y = F.scaled_dot_product_attention(
@@ -43,7 +58,7 @@ class Attention(nn.Module):
             enable_gqa=self.n_kv_head != self.n_head,
         )  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
-        return F.dropout(self.c_proj(y), self.dropout, self.training)
+        return F.dropout(self.c_proj(y), self.dropout, self.training), projected
 
 
 class RMSNorm(nn.RMSNorm):

@@ -30,6 +30,14 @@ class ModelConfig(Settings):
     bias: bool = option(True, "biases in linear layers and layernorms; the head has none")
     qk_norm: bool = option(False, "rmsnorm over each head's queries and keys before the rotation (Henry et al. 2020)")
     tied: bool = option(True, "the output weights are the token embedding (Press and Wolf 2017)")
+    zero_init: bool = option(False, "the projections back into the residual stream start at zero (Zhang et al. 2019)")
+    logit_softcap: float = option(0.0, "logits are squashed to +-this by a tanh (Gemma Team 2024); 0: off")
+    value_residual: bool = option(
+        False, "each block mixes the first block's values into its own, with learned weights (Zhou et al. 2024)"
+    )
+    embedding_shortcut: bool = option(
+        False, "each block sees the residual stream and the embedding, with learned weights (modded-nanogpt)"
+    )
     dropout: float = option(0.0, "probability of dropping embeddings, attention weights and block outputs")
     rope_theta: float = option(10000.0, "base of the rotation's wavelengths")
 
@@ -60,6 +68,8 @@ class ModelConfig(Settings):
         yield from too_small or self._heads_that_do_not_fit()
         if not 0 <= self.dropout < 1:
             yield f"dropout is {self.dropout}, it must be at least 0 and below 1"
+        if not self.logit_softcap >= 0:
+            yield f"logit_softcap is {self.logit_softcap}, it must be above 0, or 0 for none"
         if not self.rope_theta > 0:
             yield f"rope_theta is {self.rope_theta}, it must be above 0"
 

@@ -17,6 +17,7 @@ from quatrain.model.config import ModelConfig
 
 LAYERNORM_EPS = 1e-5
 INIT_STD = 0.02
+MIXTURES = ("attn.v_mix", "x_mix")  # learned pairs of weights of `value_residual` and `embedding_shortcut`
 VOCABULARY_TABLES = ("transformer.wte.weight", "lm_head.weight")  # a row for each id of the padded vocabulary
 
 
@@ -24,8 +25,10 @@ class GPT(nn.Module):
     """A decoder-only Transformer built from a `ModelConfig` whose vocab_size is set.
 
     Initialisation draws from `generator` (torch's global one if None): normal with std 0.02,
-    embeddings too; residual projections by 1/sqrt(2 n_layer) less (Radford et al. 2019, section 2.3);
-    biases zero, norms one. Rows of the embedding beyond the true vocabulary are zero and stay so.
+    embeddings too; residual projections by 1/sqrt(2 n_layer) less (Radford et al. 2019, section 2.3), or
+    zero with `zero_init`; biases zero, norms one; the learned mixtures of `value_residual` and
+    `embedding_shortcut` half and half, and the stream alone. Rows of the embedding beyond the true vocabulary
+    are zero and stay so.
     """
 
     def __init__(self, config: ModelConfig, generator: torch.Generator | None = None) -> None:
@@ -63,13 +66,20 @@ class GPT(nn.Module):
         x = F.dropout(x, self.config.dropout, self.training)
         rotation = self._rotation(positions)
         mask = None if documents is None else document_mask(documents)
+        embedded, first_values = x, None
         for block in cast(nn.ModuleList, self.transformer["h"]):
-            x = block(x, rotation, mask)
+            x, values = block(x, rotation, mask, embedded, first_values)
+            first_values = values if first_values is None else first_values
         return cast(Tensor, self.transformer["ln_f"](x))
 
     def head(self, x: Tensor) -> Tensor:
         """Logits over the true vocabulary, (..., V), from the hidden state (..., C)."""
-        return F.linear(x, self.head_weight)[..., : self.config.vocab_size]
+        return self.capped(F.linear(x, self.head_weight)[..., : self.config.vocab_size])
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """The logits within +-logit_softcap, where there is one."""
+        cap = self.config.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     @property
     def head_weight(self) -> Tensor:
@@ -103,8 +113,10 @@ class GPT(nn.Module):
     def _initialise(self, generator: torch.Generator | None) -> None:
         residual_std = INIT_STD / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith("bias") or (self.config.zero_init and name.endswith("c_proj.weight")):
                 parameter.zero_()
+            elif name.endswith(MIXTURES):
+                parameter.copy_(torch.tensor([0.5, 0.5] if name.endswith("v_mix") else [1.0, 0.0]))
             elif name in VOCABULARY_TABLES:
                 parameter[: self.config.vocab_size].normal_(std=INIT_STD, generator=generator)
                 parameter[self.config.vocab_size :] = 0
@@ -114,7 +126,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attn(ln_1(x)), then x + mlp(ln_2(x))."""
+    """x + attn(ln_1(x)), then x + mlp(ln_2(x)); with `embedding_shortcut` x is mixed with the embedding before."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -122,10 +134,22 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ln_2 = norm(config)
         self.mlp = MLPS[config.mlp](config)
+        self.x_mix = nn.Parameter(torch.empty(2)) if config.embedding_shortcut else None
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), rotation, mask)
-        return cast(Tensor, x + self.mlp(self.ln_2(x)))
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        embedded: Tensor | None = None,
+        first_values: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream behind the block, (B, T, C), and its attention's values; `embedded` is the stream at the start."""
+        if self.x_mix is not None and embedded is not None:
+            x = self.x_mix[0] * x + self.x_mix[1] * embedded
+        y, values = self.attn(self.ln_1(x), rotation, mask, first_values)
+        x = x + y
+        return x + self.mlp(self.ln_2(x)), values
 
 
 class GeluMlp(nn.Module):
