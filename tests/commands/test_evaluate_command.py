@@ -70,6 +70,8 @@ def test_a_shorter_pass_says_so():
         (["--split", "train"], "tokens", 4377),
         (["--seq-len", "8"], "seq_len", 8),
         (["--packing", "document"], "packing", "document"),
+        (["--packing", "best_fit"], "packing", "best_fit"),
+        (["--packing", "pad", "--seq-len", "9"], "tokens", 586),
         (["--precision", "bf16"], "precision", "bf16"),
     ],
 )

@@ -112,7 +112,11 @@ def row_table(stream: TokenStream, seq_len: int, packing: RowPacking, targets: i
         raise DataError(f"{stream.name}: holds no document, packing {packing} has no row to fill; prepare more text")
     if last < end:
         starts = starts[: np.searchsorted(starts, np.uint64(last))]
-    return _table(_Index(hashlib.sha256(starts.data).hexdigest(), last, stream.name, starts), seq_len, packing)
+    return _table(
+        _Index(hashlib.sha256(np.ascontiguousarray(starts).data).hexdigest(), last, stream.name, starts),
+        seq_len,
+        packing,
+    )
 
 
 @dataclass(frozen=True)
