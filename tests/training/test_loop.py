@@ -362,6 +362,7 @@ def test_case_22_30_packed_steps_equal_10_and_10_and_10_and_tokens_count_targets
     assert [row["tokens"] for row in rows.trained()] == counts
     assert {row["step"]: row["tokens"] for row in rows.validated()}[14] == counts[13]
     assert done["tokens"] == counts[-1] < 30 * 384
+    assert abs(losses(tmp_path / "parts")[0] - math.log(257)) < 0.1  # by the targets, not by the positions
     state = json.loads((checkpoint_folder(tmp_path / "parts", 20) / "trainer.json").read_text())
     assert (state["tokens"], state["rows_consumed"]) == (counts[19], 20 * 24)
 

@@ -221,14 +221,14 @@ def _best_rows(lengths: Ints, T: int) -> Ints:
 
 
 def _take(chunks: list[Ints], count: int) -> Ints:
-    """Remove so many numbers from the end of the chunks."""
+    """Remove so many numbers from the end of the chunks, the last one first."""
     taken = []
     while count:
         chunk = chunks.pop()
         if len(chunk) > count:
             chunks.append(chunk[:-count])
             chunk = chunk[-count:]
-        taken.append(chunk)
+        taken.append(chunk[::-1])
         count -= len(chunk)
     return np.concatenate(taken)
 
