@@ -42,7 +42,7 @@ def test_two_evaluations_give_the_same_json_of_the_whole_split(sonnets):
 
 def test_people_are_told_what_the_number_was_measured_on(sonnets):
     told = done("evaluate", "run").out
-    for fact in ("586 targets of val (the whole split)", "windows of 16, concat", sonnets.fingerprint[:16]):
+    for fact in ("586 targets of val (the whole split)", "rows of 16, concat", sonnets.fingerprint[:16]):
         assert fact in told
     assert "the nats of the eots counted" in told
 
@@ -70,6 +70,8 @@ def test_a_shorter_pass_says_so():
         (["--split", "train"], "tokens", 4377),
         (["--seq-len", "8"], "seq_len", 8),
         (["--packing", "document"], "packing", "document"),
+        (["--packing", "best_fit"], "packing", "best_fit"),
+        (["--packing", "pad", "--seq-len", "9"], "tokens", 586),
         (["--precision", "bf16"], "precision", "bf16"),
     ],
 )

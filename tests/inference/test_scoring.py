@@ -34,17 +34,21 @@ def stream_of(n: int = 61) -> TokenStream:
     """Random ids with eots among them, over three pieces."""
     ids = np.random.default_rng(2).integers(0, VOCAB, n).astype(np.uint16)
     ids[[0, 9, 10, 30, n - 1]] = EOT
-    return TokenStream(np.array_split(ids, [n // 3, n // 2]))
+    starts = np.flatnonzero(ids == EOT)[:-1].astype(np.uint64)
+    return TokenStream(np.array_split(ids, [n // 3, n // 2]), starts)
 
 
 @torch.no_grad()
 def one_by_one(model: GPT, ids: list[int], seq_len: int, packing: str, total: int) -> list[float]:
-    """The loss of each target from a forward over what its window shows of it, and nothing else."""
+    """The loss of each target from a forward over what its row shows of it, and nothing else."""
     found = []
     for target in range(1, total + 1):
         start = (target - 1) // seq_len * seq_len
         if packing == "document":
             start = max([start, *(place for place in range(start, target) if ids[place] == EOT)])
+        elif packing in ("pad", "best_fit"):
+            begin = max(place for place in range(target) if ids[place] == EOT)
+            start = begin + (target - 1 - begin) // seq_len * seq_len
         logits = model(torch.tensor([ids[start:target]]))[0, -1].double()
         found.append(float(logits.logsumexp(0) - logits[ids[target]]))
     return found
@@ -54,7 +58,7 @@ def bits_of(nats: float) -> float:
     return nats / math.log(2)
 
 
-@pytest.mark.parametrize("packing", ["concat", "document"])
+@pytest.mark.parametrize("packing", ["concat", "document", "pad", "best_fit"])
 @pytest.mark.parametrize("seq_len", [1, 7, 12, 60, 64])
 def test_the_score_is_the_sum_over_every_single_target(seq_len: int, packing: str) -> None:
     """n - 1 = 60: windows that divide it, one that leaves a short last one, and one longer than the split."""
@@ -80,6 +84,18 @@ def test_max_tokens_scores_the_first_targets(max_tokens: int) -> None:
     assert result.nats == pytest.approx(
         sum(one_by_one(model, stream.read(0, 61).tolist(), 12, "concat", scored)), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("packing", ["pad", "best_fit"])
+@pytest.mark.parametrize("max_tokens", [1, 9, 10, 11, 13, 35, 59, 60, 10**12])
+def test_rows_of_documents_score_the_same_first_targets(max_tokens: int, packing: str) -> None:
+    """A border of a document at 10, 11 and 31; a limit inside one cuts it."""
+    model, stream = network(), stream_of()
+    result = score(model, stream, 12, packing, EOT, max_tokens)
+    scored = min(max_tokens, 60)
+    expected = one_by_one(model, stream.read(0, 61).tolist(), 12, packing, scored)
+    assert result.tokens == scored
+    assert result.nats == pytest.approx(sum(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("dropped", ["the short last window", "a target at each border"])

@@ -12,6 +12,7 @@ from quatrain.errors import DataError
 from quatrain.tokens import survey as survey_module
 from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.facts import MOST_FREQUENT, StoreFacts, store_facts
+from quatrain.tokens.rows import row_table
 from quatrain.tokens.store import SPLITS, TokenStore
 from quatrain.tokens.view import show_store
 from quatrain.tokens.writer import prepare
@@ -75,6 +76,10 @@ def test_padding_is_what_filled_rows_waste_at_every_length(store, facts, name):
         if seq_len == T:
             assert (told.formula.rows, told.formula.wasted) == (rows, wasted)
             assert told.measured == told.formula
+    table = row_table(store.split(name), T, "best_fit")
+    packed = told.best_fit
+    assert (packed.documents, packed.rows, packed.wasted) == (table.documents, table.rows, table.padding)
+    assert (packed.share, told.cut) == (table.padding / (table.rows * T), table.cut)
     n = len(store.split(name))
     assert told.packed_windows * T + told.left_out == n - 1
     assert T in told.share_by_seq_len

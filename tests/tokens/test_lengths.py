@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import peers
 from quatrain.errors import DataError
+from quatrain.interop.adoption import adopt
+from quatrain.interop.config import AdoptConfig
 from quatrain.tokens import lengths as lengths_module
 from quatrain.tokens.lengths import BINS, Lengths, PaddedRows, bin_edges, document_lengths
 from quatrain.tokens.packing import IGNORED, padding_waste
+from quatrain.tokens.rows import row_table
+from quatrain.tokens.store import TokenStore, TokenStream
 
 LENGTHS = st.lists(st.integers(0, 90), min_size=1, max_size=40)
 
@@ -20,11 +25,10 @@ class FakeStore:
 
     folder = "store"
 
-    def __init__(self, lengths: list[int], style: str = "before") -> None:
-        self.facts = {"eot_style": style}
-        own = [length + (style != "none") for length in lengths]
-        self.starts = np.cumsum([0, *own])[:-1].astype(np.uint64)
-        self.ids = sum(own) + (style == "before")
+    def __init__(self, lengths: list[int]) -> None:
+        ends = np.cumsum([0, *(length + 1 for length in lengths)])
+        self.starts = ends[:-1].astype(np.uint64)
+        self.ids = int(ends[-1]) + 1
 
     def document_starts(self, name):
         return self.starts
@@ -37,15 +41,36 @@ def lengths_of(numbers: list[int]) -> Lengths:
     return document_lengths(FakeStore(numbers), "train")
 
 
-@given(numbers=LENGTHS, chunk=st.integers(1, 5), style=st.sampled_from(["before", "after", "none"]))
-def test_lengths_are_counted_from_the_index_in_chunks(numbers, chunk, style):
+@given(numbers=LENGTHS, chunk=st.integers(1, 5))
+def test_lengths_are_counted_from_the_index_in_chunks(numbers, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lengths_module, "CHUNK", chunk)
-        found = document_lengths(FakeStore([number + (style == "none") for number in numbers], style), "train")
-    expected = sorted(number + (style == "none") for number in numbers)
-    assert np.repeat(found.values, found.documents).tolist() == expected
-    assert (found.total, found.ids) == (len(numbers), sum(expected))
+        found = lengths_of(numbers)
+    assert np.repeat(found.values, found.documents).tolist() == sorted(numbers)
+    assert (found.total, found.ids) == (len(numbers), sum(numbers))
     assert (np.diff(found.values) > 0).all()
+
+
+@pytest.mark.parametrize("style", ["before", "after", "by index"])
+def test_lengths_of_adopted_documents_are_their_own_wherever_eot_stands(tmp_path, style):
+    documents = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12, 13]]
+    for split in ("train", "val"):
+        if style == "by index":
+            peers.megatron(tmp_path / "peer" / f"x_{split}", documents)
+        elif style == "after":
+            peers.raw(tmp_path / "peer" / f"{split}.bin", peers.flat([*document, 256] for document in documents))
+        else:
+            peers.raw(tmp_path / "peer" / f"{split}.bin", peers.flat([256, *document] for document in documents))
+    adopt(str(tmp_path / "peer"), tmp_path / "store", AdoptConfig(tokenizer="bytes"))
+    found = document_lengths(TokenStore(tmp_path / "store"), "train")
+    assert np.repeat(found.values, found.documents).tolist() == [1, 3, 3, 6]
+
+
+@given(numbers=LENGTHS, T=st.integers(1, 20))
+def test_packing_by_length_is_what_the_rows_of_documents_hold(numbers, T):
+    store = FakeStore(numbers)
+    table = row_table(TokenStream([np.zeros(store.ids, np.uint16)], store.starts), T, "best_fit")
+    assert lengths_of(numbers).packed(T) == (table.rows, table.padding, table.cut)
 
 
 @given(numbers=LENGTHS, share=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
@@ -109,6 +134,7 @@ def test_after_a_jump_the_document_under_way_is_left_out():
 def test_without_documents_there_is_nothing():
     found = lengths_of([])
     assert (found.total, found.ids, found.quantile(0.5), found.padded(8)) == (0, 0, 0, (0, 0))
+    assert found.packed(8) == (0, 0, 0)
 
 
 def test_the_distinct_lengths_of_a_large_split_are_few():

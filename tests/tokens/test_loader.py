@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quatrain.errors import DataError
+from quatrain.model.config import ModelConfig
+from quatrain.model.gpt import GPT
 from quatrain.tokens import loader as loader_module
 from quatrain.tokens.config import DataConfig, PrepareConfig
 from quatrain.tokens.loader import Loader, batch_of
@@ -163,3 +165,74 @@ def test_case_06_a_split_of_one_window_gives_it_in_every_epoch():
 def test_case_08_a_split_shorter_than_a_window_is_refused_with_both_numbers():
     with pytest.raises(DataError, match=r"has 8 ids.*seq_len 8 needs 9"):
         Loader(positions_stream(8), DataConfig(seq_len=8), eot=0)
+
+
+# What a model makes of packed rows
+
+PACKED = ["document", "pad", "best_fit"]
+
+
+def short_documents(changed: int | None = None) -> TokenStream:
+    """Forty documents of 1 to 24 targets; one of them may have other ids in the same places."""
+    rng = np.random.default_rng(8)
+    documents = [np.append(49, rng.integers(0, 49, rng.integers(0, 24))) for _ in range(40)]
+    if changed is not None:
+        documents[changed][1:] = 48 - documents[changed][1:]
+    starts = np.cumsum([0, *map(len, documents)])[:-1].astype(np.uint64)
+    return TokenStream([np.append(np.concatenate(documents), 49)], starts)
+
+
+def tiny_network(**changes: object) -> GPT:
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 32, "vocab_size": 50} | changes
+    model = GPT(ModelConfig(**shape), torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("packing", PACKED)
+def test_case_41_42_another_document_in_the_row_changes_no_logit_of_the_others(packing, position):
+    """The ids of every row's first document change; logits of all the others stay, to the bit."""
+    model = tiny_network(position=position)
+    before, after = Loader(short_documents(), DataConfig(seq_len=32, packing=packing), 49).batch(0, 20), None
+    inputs = torch.where(before.documents == before.documents[:, :1], (before.inputs + 7) % 49, before.inputs)
+    with torch.no_grad():
+        logits = model(before.inputs, before.documents, before.positions)
+        after = model(inputs, before.documents, before.positions)
+        leaking = model(inputs, None, before.positions)  # the fault: positions restart, and attention crosses
+        kept = model(before.inputs, None, before.positions)
+    others = before.documents != before.documents[:, :1]
+    assert 0 < others.sum() < others.numel() or packing == "pad"
+    assert torch.equal(after[others], logits[others])
+    assert not torch.equal(after[~others], logits[~others])
+    assert not torch.equal(leaking[others], kept[others])
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_case_41_42_no_gradient_flows_across_documents(packing):
+    model = tiny_network()
+    batch = Loader(short_documents(), DataConfig(seq_len=32, packing=packing), 49).batch(0, 12)
+    embedded = []
+    model.transformer["wte"].register_forward_hook(lambda module, ids, out: embedded.append(out) or out.retain_grad())
+    logits = model(batch.inputs, batch.documents, batch.positions)
+    chosen = batch.documents == batch.documents[:, -1:]  # the last document of each row, or its padding
+    logits[chosen].logsumexp(-1).sum().backward()
+    assert (embedded[0].grad[~chosen] == 0).all()
+    assert (embedded[0].grad[chosen] != 0).any()
+
+
+@pytest.mark.parametrize("packing", ["pad", "best_fit"])
+def test_a_piece_has_the_logits_that_it_has_alone(packing):
+    model, stream = tiny_network(), short_documents()
+    loader = Loader(stream, DataConfig(seq_len=16, packing=packing), 49)
+    batch = loader.batch(0, loader.rows_per_epoch)
+    with torch.no_grad():
+        logits = model(batch.inputs, batch.documents, batch.positions)
+        for row, number in enumerate(loader.table_rows(0, loader.rows_per_epoch).tolist()):
+            at = 0
+            for first, length in loader.table.pieces(number):
+                alone = model(torch.from_numpy(stream.read(first, first + length))[None])[0]
+                assert torch.allclose(logits[row, at : at + length], alone, atol=1e-5)
+                at += length

@@ -82,6 +82,7 @@ def test_numbers_are_whole_at_every_width(sonnets, capsys, monkeypatch, columns)
         "sonnets_train_000000.bin 4,378 uint16 0 8,756 " + sonnets.facts["splits"]["train"]["shards"][0]["sha256"][:12],
         "train 624.3 613 613 620 642 642",
         "train padded, by formula 7 7 2,791 38.9%",
+        "best fit 7 7 2,791 38.9%",
         "packed 7 4 0 0.0%",
         "train 4,377 4,377 55 1 6",
     ):

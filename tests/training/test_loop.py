@@ -23,6 +23,8 @@ from quatrain.model.loss import loss_of
 from quatrain.model.pretrained import load_model
 from quatrain.tokens.config import DataConfig, PrepareConfig
 from quatrain.tokens.loader import Loader
+from quatrain.tokens.packing import IGNORED
+from quatrain.tokens.rows import row_table
 from quatrain.tokens.store import TokenStore
 from quatrain.tokens.writer import prepare
 from quatrain.training import checkpoint, loop, signals, step
@@ -321,6 +323,73 @@ def test_document_packing_trains_resumes_and_is_not_concat(go: Go, tmp_path: Pat
     assert outcome(tmp_path / "whole", 20) == outcome(tmp_path / "parts", 20)
     assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0] - 0.5
     assert losses(tmp_path / "whole") != losses(tmp_path / "concat")
+
+
+@pytest.fixture(scope="module")
+def short_texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Settings of a store of 400 short documents: about 258 packed rows, or 525 padded ones, of 16."""
+    folder = tmp_path_factory.mktemp("short")
+    texts = [f"{'ab ' * (number % 7)}{number}" for number in range(400)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepare([folder / "texts.jsonl"], folder / "store", PrepareConfig(tokenizer="bytes", val_fraction=0.1))
+    return {"store": str(folder / "store"), "vocab_size": 257}
+
+
+@pytest.mark.parametrize("packing", ["pad", "best_fit"])
+def test_case_22_30_packed_steps_equal_10_and_10_and_10_and_tokens_count_targets(
+    go: Go, tmp_path: Path, short_texts: dict[str, object], packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is trained on once an epoch, over resumes and an epoch's end: rows are counted, not their targets."""
+    settings = short_texts | {"steps": 30, "packing": packing, "eval_every": 7}
+    go(tmp_path / "whole", **settings)
+    seen: list[torch.Tensor] = []
+    loss_of = step.loss_of
+
+    def noting(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(targets)
+        return loss_of(model, inputs, targets, *rest)
+
+    monkeypatch.setattr(step, "loss_of", noting)
+    for stop_at in (10, 20, None):
+        done = go(tmp_path / "parts", stop_at, **settings)
+    assert outcome(tmp_path / "parts", 30) == outcome(tmp_path / "whole", 30)
+    targets = torch.cat(seen)
+    store = TokenStore(str(short_texts["store"]))
+    loader = Loader(store.train, DataConfig(seq_len=16, packing=packing), store.eot)
+    assert torch.equal(targets, loader.batch(0, 30 * 24).targets)
+    counts = (targets != IGNORED).view(30, -1).sum(1).cumsum(0).tolist()
+    rows = JsonLines(tmp_path / "parts" / "metrics.jsonl")
+    assert [row["tokens"] for row in rows.trained()] == counts
+    assert {row["step"]: row["tokens"] for row in rows.validated()}[14] == counts[13]
+    assert done["tokens"] == counts[-1] < 30 * 384
+    assert abs(losses(tmp_path / "parts")[0] - math.log(257)) < 0.1  # by the targets, not by the positions
+    state = json.loads((checkpoint_folder(tmp_path / "parts", 20) / "trainer.json").read_text())
+    assert (state["tokens"], state["rows_consumed"]) == (counts[19], 20 * 24)
+
+
+@pytest.mark.parametrize("packing", ["pad", "best_fit"])
+def test_case_37_packed_losses_do_not_depend_on_the_micro_batch(
+    go: Go, tmp_path: Path, short_texts: dict[str, object], packing: str
+) -> None:
+    for micro_batch in (24, 6):
+        go(tmp_path / str(micro_batch), **short_texts, dropout=0.0, packing=packing, micro_batch=micro_batch)
+    assert losses(tmp_path / "6") == pytest.approx(losses(tmp_path / "24"), abs=1e-5)
+
+
+def test_a_packed_run_begins_with_what_its_rows_hold_and_cut(
+    go: Go, tmp_path: Path, short_texts: dict[str, object]
+) -> None:
+    notes = Notes()
+    go(tmp_path, 1, notes, **short_texts, packing="best_fit")
+    store = TokenStore(str(short_texts["store"]))
+    table = row_table(store.train, 16, "best_fit")
+    documents = store.facts["splits"]["train"]["documents"]
+    assert notes.said == [
+        f"{table.rows} rows of 16 an epoch hold all {len(store.train) - 1:,} targets, "
+        f"{table.padding / table.rows / 16:.1%} of their positions are padding, "
+        f"{table.cut} of {documents} documents are longer and cut; this run is {8 * 24 / table.rows:.2f} epochs"
+    ]
+    assert 0 < table.cut < documents
 
 
 def test_bf16_trains_nearly_as_fp32(go: Go, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from quatrain.interop.adoption import adopt
 from quatrain.interop.config import AdoptConfig
 from quatrain.tokens.config import DataConfig, PrepareConfig
 from quatrain.tokens.loader import Batch, Loader
-from quatrain.tokens.store import SeparatedStream, TokenStore
+from quatrain.tokens.packing import IGNORED
+from quatrain.tokens.rows import row_table
+from quatrain.tokens.store import SeparatedStream, TokenStore, TokenStream
 from quatrain.tokens.writer import prepare
 from quatrain.training.selftest import check_first_batch
 
@@ -43,6 +46,44 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 def test_a_right_batch_passes_where_the_index_supplies_the_eots(indexed: TokenStore, order: str) -> None:
     loader = Loader(indexed.train, DataConfig(seq_len=31, order=order), indexed.eot)
     check_first_batch(loader, indexed, "train", first_row=3, count=8)
+
+
+@pytest.mark.parametrize("packing", ["pad", "best_fit"])
+def test_right_rows_of_documents_pass_with_eots_in_the_files_and_by_index(
+    sharded: TokenStore, indexed: TokenStore, packing: str
+) -> None:
+    for store, seq_len in ((sharded, 300), (sharded, 700), (indexed, 31)):
+        loader = Loader(store.train, DataConfig(seq_len=seq_len, packing=packing), store.eot)
+        check_first_batch(loader, store, "train", first_row=3, count=8)
+
+
+def padding_counted(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, targets=torch.where(batch.targets == IGNORED, 0, batch.targets))
+
+
+def documents_merged(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, documents=torch.ones_like(batch.documents))
+
+
+@pytest.mark.parametrize("fault", [padding_counted, documents_merged])
+def test_faults_of_packed_rows_are_found(
+    indexed: TokenStore, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Batch], Batch]
+) -> None:
+    loader = Loader(indexed.train, DataConfig(seq_len=31, packing="pad"), indexed.eot)
+    right = loader.batch
+    monkeypatch.setattr(loader, "batch", lambda first_row, count: fault(right(first_row, count)))
+    with pytest.raises(QuatrainError, match="row 0 of the train split is not what its files hold"):
+        check_first_batch(loader, indexed, "train", first_row=0, count=8)
+
+
+def test_a_piece_that_runs_on_into_the_next_document_is_found(indexed: TokenStore) -> None:
+    """An index that lacks every second document: the eots in the ids tell."""
+    halved = SeparatedStream(indexed.train.pieces, indexed.document_starts("train"), indexed.eot)
+    table = row_table(TokenStream([np.asarray(halved)], halved.starts[::2]), 31, "best_fit")
+    loader = Loader(indexed.train, DataConfig(seq_len=31, packing="best_fit"), indexed.eot)
+    loader.table = table
+    with pytest.raises(QuatrainError, match="row 0 of the train split is not what its files hold"):
+        check_first_batch(loader, indexed, "train", first_row=0, count=8)
 
 
 def test_an_eot_that_is_read_in_another_place_is_found(indexed: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from quatrain.errors import QuatrainError
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
 from quatrain.model.loss import loss_of, summed_loss
-from quatrain.tokens.loader import Batch, batch_of
+from quatrain.tokens.config import DataConfig
+from quatrain.tokens.loader import Batch, Loader, batch_of
 from quatrain.tokens.packing import IGNORED
+from quatrain.tokens.store import TokenStream
 from quatrain.training.config import OptimConfig
 from quatrain.training.optim import build_optimizer
 from quatrain.training.step import Step, accumulate
@@ -94,6 +96,41 @@ def test_case_37_unevenly_ignored_targets_change_neither_loss_nor_gradient(piece
     for piece in cut(batch, pieces):
         (summed_loss(planted, piece) / piece.valid / pieces).backward()
     assert (gradient(planted) - whole).norm() / whole.norm() > 1e-2
+
+
+@pytest.mark.parametrize("packing", ["pad", "best_fit"])
+def test_case_37_packed_rows_give_the_same_gradient_in_one_batch_and_in_four(packing: str) -> None:
+    lengths = np.random.default_rng(6).choice([5, 8, 9, 10, 22], 60)  # no two fill a row
+    ids = np.random.default_rng(7).integers(0, EOT, int(lengths.sum()) + 1)
+    borders = np.cumsum([0, *lengths])
+    ids[borders] = EOT
+    loader = Loader(TokenStream([ids], borders[:-1].astype(np.uint64)), DataConfig(seq_len=T, packing=packing), EOT)
+    whole, pieces = loader.batch(0, 20), [loader.batch(first, 5) for first in range(0, 20, 5)]
+    counts = [piece.valid for piece in pieces]
+    assert sum(counts) == whole.valid < 20 * T
+    assert len(set(counts)) > 1
+    loss, gradient_whole = gradient_of([whole], whole.valid)
+    loss_cut, gradient_cut = gradient_of(pieces, sum(counts))
+    assert loss_cut == pytest.approx(loss, rel=1e-6)
+    assert (gradient_cut - gradient_whole).norm() / gradient_whole.norm() < 1e-6
+
+
+def test_case_46_a_row_of_padding_alone_changes_nothing() -> None:
+    batch = whole_batch("document")
+    assert batch.documents is not None
+    assert batch.positions is not None
+    nothing = Batch(
+        torch.cat([batch.inputs, torch.full((1, T), EOT)]),
+        torch.cat([batch.targets, torch.full((1, T), IGNORED)]),
+        batch.valid,
+        torch.cat([batch.documents, torch.ones(1, T, dtype=torch.int64)]),
+        torch.cat([batch.positions, torch.arange(T)[None]]),
+    )
+    loss, expected = gradient_of([batch], batch.valid)
+    for cut_up in ([nothing], cut(nothing, 9)):  # beside others, and as a micro-batch of its own
+        padded_loss, found = gradient_of(cut_up, batch.valid)
+        assert padded_loss == pytest.approx(loss, rel=1e-6)
+        assert (found - expected).norm() / expected.norm() < 1e-6
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_valid_targets() -> None:

@@ -16,12 +16,12 @@ def evaluate(
     split: Literal["val", "train"] = "val",
     max_tokens: int | None = None,
     seq_len: int | None = None,
-    packing: Literal["concat", "document"] | None = None,
+    packing: Literal["concat", "document", "pad", "best_fit"] | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> dict[str, Any]:
-    """Score a whole split of a store: every target once, in windows that follow each other.
+    """Score a whole split of a store: every target once, in windows that follow each other or in rows of documents.
 
     Parameters
     ----------
@@ -36,7 +36,8 @@ def evaluate(
     seq_len
         Ids in the inputs of one window. Default: the run's data.seq_len.
     packing
-        concat, or document: attention and positions restart at each document. Default: the run's.
+        concat; document: attention and positions restart at each document; pad, best_fit: the same in rows of
+        whole documents. Default: the run's.
     precision
         fp32 or bf16.
     device
@@ -91,6 +92,6 @@ def _told(result: dict[str, Any], checkpoint: Path, max_tokens: int | None) -> s
         f"  perplexity     {result['perplexity']:.2f}\n"
         f"  bits per byte  {per_byte}\n"
         f"  scored         {result['tokens']:,} targets of {result['split']} ({whole}), "
-        f"windows of {result['seq_len']}, {result['packing']}, {result['precision']}\n"
+        f"rows of {result['seq_len']}, {result['packing']}, {result['precision']}\n"
         f"  data           {result['fingerprint'][:16]}"
     )

@@ -14,7 +14,8 @@ from quatrain.model.device import Precision, autocast
 from quatrain.model.gpt import GPT
 from quatrain.model.loss import summed_loss
 from quatrain.tokens.config import Packing
-from quatrain.tokens.loader import batch_of
+from quatrain.tokens.loader import Batch, batch_of, batch_of_rows
+from quatrain.tokens.rows import has_table, row_table
 from quatrain.tokens.store import SplitName, TokenStore, TokenStream
 
 SCORED_AT_ONCE = 8192  # targets in one forward: bounds the memory of the logits
@@ -44,7 +45,7 @@ def score(
     precision: Precision = "fp32",
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Score:
-    """Nats of the first targets of a stream (all n-1, or `max_tokens`), the short last window included.
+    """Nats of the first targets of a stream (all n-1, or `max_tokens`), each once, the short last window included.
 
     Deterministic: draws nothing, and puts the model's mode back.
     """
@@ -54,10 +55,9 @@ def score(
     nats, done = 0.0, 0
     try:
         with torch.no_grad(), autocast(model.device, precision):
-            for windows in _windows(stream, seq_len, total):
+            for batch in _batches(stream, seq_len, packing, eot, total, model.device):
                 if should_stop():
                     return Score(nats, max(done, 1), complete=False)
-                batch = batch_of(windows, packing, eot, model.device)
                 nats += float(summed_loss(model, batch))
                 done += batch.valid
     finally:
@@ -124,6 +124,21 @@ def _scored_bytes(store: TokenStore, split: SplitName, tokens: int) -> int | Non
         return known
     lengths = store.tokenizer.token_lengths()
     return None if lengths is None else int(lengths[stream.read(1, tokens + 1)].sum())
+
+
+def _batches(
+    stream: TokenStream, seq_len: int, packing: Packing, eot: int, total: int, device: torch.device
+) -> Iterator[Batch]:
+    """Batches that cover targets 1 .. total: windows that follow each other, or rows of documents in their order."""
+    if not has_table(packing):
+        for windows in _windows(stream, seq_len, total):
+            yield batch_of(windows, packing, eot, device)
+        return
+    table = row_table(stream, seq_len, packing, total)
+    rows = max(1, SCORED_AT_ONCE // seq_len)
+    for first in range(0, table.rows, rows):
+        numbers = np.arange(first, min(first + rows, table.rows), dtype=np.int64)
+        yield batch_of_rows(table.read(stream, numbers, eot), device)
 
 
 def _windows(stream: TokenStream, seq_len: int, total: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -9,7 +9,7 @@ from quatrain.text.tokenizer_json import EOT_TEXT
 from quatrain.text.tokenizers import NAMES
 
 Order = Literal["shuffle", "sequential", "random"]
-Packing = Literal["concat", "document"]
+Packing = Literal["concat", "document", "pad", "best_fit"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class DataConfig(Settings):
         "shuffle", "shuffle: every window once an epoch in random order; sequential; random: uniform starts"
     )
     packing: Packing = option(
-        "concat", "concat: windows cut from the stream; document: attention and positions restart at each document"
+        "concat",
+        "concat: windows cut from the stream; document: attention and positions restart at each document; best_fit: "
+        "the same with whole documents packed into rows, few of them cut (Ding et al. 2024); pad: one document a row",
     )
     seed: int = option(1337, "seed of the order of the data")
 

@@ -38,7 +38,7 @@ class LengthFacts:
 
 @dataclass(frozen=True)
 class Padded:
-    """Rows with one document each."""
+    """Rows of documents, with padding where they end."""
 
     documents: int
     rows: int
@@ -53,6 +53,8 @@ class PaddingFacts:
     seq_len: int
     formula: Padded  # over all documents, from the index
     measured: Padded | None  # over documents cut at the eots in the ids; None where none was seen whole
+    best_fit: Padded  # all documents packed into rows
+    cut: int  # documents longer than a row
     packed_windows: int  # of the same length, in an epoch: no position is wasted
     left_out: int  # targets that an epoch of packed windows leaves out
     share_by_seq_len: dict[int, float]  # what padding wastes at other lengths
@@ -182,12 +184,15 @@ def _lengths(lengths: Lengths, edges: Counts) -> LengthFacts:
 
 def _padding(lengths: Lengths, seen: PaddedRows, targets: int, T: int) -> PaddingFacts:
     rows, wasted = lengths.padded(T)
+    packed_rows, packed_wasted, cut = lengths.packed(T)
     by_seq_len = {length: _share_wasted(*lengths.padded(length), length) for length in sorted({*SEQ_LENS, T})}
     measured = Padded(seen.documents, seen.rows, seen.wasted, _share_wasted(seen.rows, seen.wasted, T))
     return PaddingFacts(
         seq_len=T,
         formula=Padded(lengths.total, rows, wasted, _share_wasted(rows, wasted, T)),
         measured=measured if seen.documents else None,
+        best_fit=Padded(lengths.total, packed_rows, packed_wasted, _share_wasted(packed_rows, packed_wasted, T)),
+        cut=cut,
         packed_windows=targets // T,
         left_out=targets % T,
         share_by_seq_len=by_seq_len,

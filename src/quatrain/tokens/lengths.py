@@ -1,4 +1,4 @@
-"""How long the documents of a split are, and what rows of one document each would waste."""
+"""How long the documents of a split are, and what rows of documents would waste."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from quatrain.console import progress
 from quatrain.errors import DataError
 from quatrain.tokens.packing import padding_waste
+from quatrain.tokens.rows import best_fit
 from quatrain.tokens.store import IntArray, SplitName, TokenStore
 
 CHUNK = 1 << 20  # entries of the index read at once
@@ -26,12 +27,16 @@ class Lengths:
 
     values: Counts  # (k,), ascending; the eot is not counted
     documents: Counts  # (k,)
-    eots: int = 1  # that a document has beside its text: its targets are value + eots
 
     @property
     def total(self) -> int:
         """All documents."""
         return int(self.documents.sum())
+
+    @property
+    def targets(self) -> Counts:
+        """What a document of each length has to predict, (k,): its ids and the eot that follows."""
+        return self.values + 1
 
     @property
     def ids(self) -> int:
@@ -52,9 +57,19 @@ class Lengths:
 
     def padded(self, T: int) -> tuple[int, int]:
         """Rows of T and wasted positions with one document to a row: `padding_waste` of every document's targets."""
-        targets = self.values + self.eots
+        targets = self.targets
         rows = -(-targets // T) * self.documents
         return int(rows.sum()), int((T * rows - targets * self.documents).sum())
+
+    def packed(self, T: int) -> tuple[int, int, int]:
+        """Rows of T, wasted positions and documents cut where `best_fit` packs them."""
+        whole, rest = divmod(self.targets, T)
+        counts = np.zeros(T + 1, dtype=np.int64)
+        np.add.at(counts, rest, self.documents)
+        counts[0], counts[T] = 0, (whole * self.documents).sum()
+        rows = sum(move.rows for move in best_fit(counts) if move.room == T)
+        cut = self.documents[self.targets > T].sum()
+        return rows, T * rows - int((self.targets * self.documents).sum()), int(cut)
 
 
 def document_lengths(store: TokenStore, name: SplitName) -> Lengths:
@@ -63,17 +78,14 @@ def document_lengths(store: TokenStore, name: SplitName) -> Lengths:
     Raises `DataError` where the index does not ascend.
     """
     starts = store.document_starts(name)
-    style = store.facts.get("eot_style", "before")
     ids = len(store.split(name))
-    end = ids - 1 if style == "before" else ids  # where the closing eot stands, if there is one
-    eots = 0 if style == "none" else 1
     values = documents = np.empty(0, dtype=np.int64)
     with progress(f"{name} index", len(starts)) as advance:
         for first in range(0, len(starts), CHUNK):
             bounds = starts[first : first + CHUNK + 1].astype(np.int64)
             if first + CHUNK >= len(starts):
-                bounds = np.append(bounds, end)
-            lengths = np.diff(bounds) - eots
+                bounds = np.append(bounds, ids - 1)  # the closing eot
+            lengths = np.diff(bounds) - 1
             if lengths.min() < 0:
                 raise DataError(
                     f"{store.folder}: the index of {name} does not ascend within the split's {ids:,} ids; "
@@ -81,7 +93,7 @@ def document_lengths(store: TokenStore, name: SplitName) -> Lengths:
                 )
             values, documents = _merged(values, documents, lengths)
             advance(len(lengths))
-    return Lengths(values, documents, eots)
+    return Lengths(values, documents)
 
 
 def _merged(values: Counts, documents: Counts, lengths: Counts) -> tuple[Counts, Counts]:

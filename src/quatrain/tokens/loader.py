@@ -1,4 +1,4 @@
-"""Rows of a split as tensors on a device. The loader has no state: a row number alone gives its window."""
+"""Rows of a split as tensors on a device. The loader has no state: a row number alone gives its ids."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ import torch
 
 from quatrain.tokens.config import DataConfig, Packing
 from quatrain.tokens.order import window_starts, windows_per_epoch
-from quatrain.tokens.packing import document_ids, positions
+from quatrain.tokens.packing import IGNORED, document_ids, positions
+from quatrain.tokens.rows import PackedRows, has_table, row_table
 from quatrain.tokens.store import TokenStream
 
 Windows = npt.NDArray[np.int64]  # (B, T+1)
@@ -17,34 +18,59 @@ Windows = npt.NDArray[np.int64]  # (B, T+1)
 
 @dataclass(frozen=True)
 class Batch:
-    """B windows. With `document` packing it also says which document each input belongs to."""
+    """B rows. But for `concat` packing they also say which document each input belongs to."""
 
     inputs: torch.Tensor  # int64 (B, T)
     targets: torch.Tensor  # int64 (B, T); packing.IGNORED where no loss counts it
     valid: int  # targets that count, known without asking the device
-    documents: torch.Tensor | None = None  # int64 (B, T), grows at each eot
-    positions: torch.Tensor | None = None  # int64 (B, T), restarts at each eot
+    documents: torch.Tensor | None = None  # int64 (B, T), grows at each document
+    positions: torch.Tensor | None = None  # int64 (B, T), restarts at each document
 
 
 class Loader:
     """Rows of one split in the order of a `DataConfig`."""
 
     def __init__(self, stream: TokenStream, config: DataConfig, eot: int, device: torch.device | str = "cpu") -> None:
-        """Raises `DataError` if the split is shorter than one window."""
+        """Raises `DataError` if the split is shorter than one window, or cannot tell the documents that rows need."""
         self.stream = stream
         self.config = config
         self.eot = eot
         self.device = torch.device(device)
-        self.rows_per_epoch = windows_per_epoch(len(stream), config.seq_len, "train")
+        self.table = row_table(stream, config.seq_len, config.packing) if has_table(config.packing) else None
+        self.rows_per_epoch = self.table.rows if self.table else windows_per_epoch(len(stream), config.seq_len, "train")
 
     def batch(self, first_row: int, count: int) -> Batch:
         """Rows first_row .. first_row + count - 1, on the device."""
+        if self.table is not None:
+            return batch_of_rows(self._packed(first_row, count), self.device)
         windows = self._windows(first_row, count)  # (B, T+1)
         return batch_of(windows, self.config.packing, self.eot, self.device)
 
     def hash_of(self, first_row: int, count: int) -> str:
-        """sha256 of the windows of these rows: a checkpoint keeps it for the batch that comes next."""
-        return hashlib.sha256(self._windows(first_row, count).astype("<i8").tobytes()).hexdigest()
+        """sha256 of what these rows hold: a checkpoint keeps it for the batch that comes next."""
+        read = self._windows if self.table is None else self._packed
+        return hashlib.sha256(np.asarray(read(first_row, count), dtype="<i8").tobytes()).hexdigest()
+
+    def table_rows(self, first_row: int, count: int) -> npt.NDArray[np.int64]:
+        """Which rows of the table these are."""
+        assert self.table is not None
+        rows = np.arange(first_row, first_row + count, dtype=np.int64)
+        # k rows are in the same order as k windows of one target: a permutation, and no phase.
+        return window_starts(self.config.order, self.table.rows + 1, 1, self.config.seed, rows)
+
+    def told(self) -> str:
+        """What an epoch holds and what it does not, for a person."""
+        T, k, targets = self.config.seq_len, self.rows_per_epoch, len(self.stream) - 1
+        if self.table is None:
+            return f"{k:,} windows of {T} an epoch, {targets % T} of {targets:,} targets left out by its phase"
+        return (
+            f"{k:,} rows of {T} an epoch hold all {targets:,} targets, {self.table.padding / (k * T):.1%} of their "
+            f"positions are padding, {self.table.cut:,} of {self.table.documents:,} documents are longer and cut"
+        )
+
+    def _packed(self, first_row: int, count: int) -> PackedRows:
+        assert self.table is not None
+        return self.table.read(self.stream, self.table_rows(first_row, count), self.eot)
 
     def _windows(self, first_row: int, count: int) -> Windows:
         config = self.config
@@ -65,6 +91,12 @@ def batch_of(windows: Windows, packing: Packing, eot: int, device: torch.device)
         _to_device(document_ids(inputs, eot), device),
         _to_device(positions(inputs, eot), device),
     )
+
+
+def batch_of_rows(rows: PackedRows, device: torch.device) -> Batch:
+    """Packed rows on a device; those without a target count nothing."""
+    inputs, targets, documents, positions = (_to_device(array, device) for array in rows)
+    return Batch(inputs, targets, int(np.count_nonzero(rows.targets != IGNORED)), documents, positions)
 
 
 def _to_device(array: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:

@@ -29,11 +29,16 @@ IntArray = npt.NDArray[np.integer[Any]]
 class TokenStream:
     """Consecutive ids over one or more 1-D integer arrays, as if they were one.
 
-    A window may cross any border between the pieces. Nothing is copied until it is read.
+    A window may cross any border between the pieces. Nothing is copied until it is read. `starts` are the
+    positions of the eots that begin documents, ascending, where they are known; `name` is what errors say.
     """
 
-    def __init__(self, pieces: Sequence[IntArray]) -> None:
+    def __init__(
+        self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64] | None = None, name: str = "this stream"
+    ) -> None:
         self.pieces = list(pieces)
+        self.starts = starts
+        self.name = name
         self.ends = np.cumsum([len(piece) for piece in self.pieces], dtype=np.int64)  # position after each piece
         self.dtype = np.result_type(*self.pieces) if self.pieces else np.dtype(np.uint16)
         if self.dtype.kind not in "iu":  # int64 beside uint64 would become floats, and large ids others
@@ -97,9 +102,12 @@ class SeparatedStream(TokenStream):
     searches in them, however many there are.
     """
 
-    def __init__(self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64], eot: int) -> None:
-        super().__init__(pieces)
-        self.starts = starts
+    starts: npt.NDArray[np.uint64]
+
+    def __init__(
+        self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64], eot: int, name: str = "this stream"
+    ) -> None:
+        super().__init__(pieces, starts, name)
         self.eot = eot
         self.dtype = np.result_type(self.dtype, np.min_scalar_type(eot))
 
@@ -128,9 +136,7 @@ class TokenStore:
             self.fingerprint: str = self.facts["fingerprint"]
             self.vocab_size: int = self.facts["tokenizer"]["vocab_size"]
             self.eot: int = self.facts["tokenizer"]["eot"]
-            self.train, self.val = (self.split(name) for name in SPLITS)
-            for name in SPLITS:
-                self.document_starts(name)  # mapped, not read: a missing or short index is seen here
+            self.train, self.val = (self.split(name) for name in SPLITS)  # mapped, not read: sizes are seen here
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{self.folder}/store.json: not a store's description ({error!r}); {AGAIN}") from error
 
@@ -142,12 +148,14 @@ class TokenStore:
         return {"documents": documents, "tokens": train + val, "train_tokens": train, "val_tokens": val}
 
     def split(self, name: SplitName) -> TokenStream:
-        """One split as a stream of ids."""
+        """One split as a stream of ids, with the starts of its documents unless no file and no index tells them."""
         facts = self.facts["splits"][name]
         pieces = [self._map(shard) for shard in facts["shards"]]
+        starts, told = self.document_starts(name), f"{self.folder} ({name})"
         if facts.get("eot_by_index"):
-            return SeparatedStream(pieces, self.document_starts(name), self.eot)
-        return TokenStream(pieces)
+            return SeparatedStream(pieces, starts, self.eot, told)
+        known = self.facts.get("eot_style") != "none"  # adopted ids without any eot count as one document
+        return TokenStream(pieces, starts if known else None, told)
 
     def document_starts(self, name: SplitName) -> npt.NDArray[np.uint64]:
         """Position of the eot that begins each document of a split, in order."""

@@ -44,7 +44,7 @@ def _parts(facts: StoreFacts, console: Console) -> Iterator[RenderableType]:
     yield _titled("Left out", _left_out(facts))
     yield _titled("Document lengths", _lengths(facts), "ids of text, without the eot")
     seq_len = facts.splits["train"].padding.seq_len
-    yield _titled("Padding against packing", _padding(facts), f"rows of {seq_len:,} ids, one document each")
+    yield _titled("Padding against packing", _padding(facts), f"rows of {seq_len:,} ids")
     yield _titled("Targets", _targets(facts), "how often each id is to be predicted")
     for window in facts.windows:
         yield _titled("Window", _window(facts, window, console), _where(window))
@@ -176,11 +176,14 @@ def _padding(facts: StoreFacts) -> RenderableType:
         _padded_row(made, _name(name), "padded, by formula", padding.formula)
         if padding.measured:
             _padded_row(made, "", "padded, measured", padding.measured)
+        _padded_row(made, "", "best fit", padding.best_fit)
         _row(made, "", "packed", f"{facts.splits[name].documents:,}", f"{padding.packed_windows:,}", "0", "0.0%")
+    cut = ", ".join(f"{facts.splits[name].padding.cut:,} of {name}" for name in SPLITS)
     left_out = ", ".join(f"{facts.splits[name].padding.left_out:,} of {name}" for name in SPLITS)
     return Group(
         made,
         Text("formula: a document of l targets wastes T ⌈l/T⌉ − l; measured: documents as the eots cut them", "dim"),
+        Text(f"best fit: whole documents, several to a row; longer than a row, so cut: {cut}", "dim"),
         Text(f"packed windows leave out (n−1) mod T targets an epoch: {left_out}", "dim"),
     )
 

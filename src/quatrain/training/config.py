@@ -41,7 +41,9 @@ class TrainConfig(Settings):
     """The `[train]` section of a recipe."""
 
     steps: int = option(1000, "optimizer steps; the schedule's length", "steps")
-    tokens_per_step: int = option(524_288, "targets in one optimizer step over all devices", "tokens")
+    tokens_per_step: int = option(
+        524_288, "targets in one optimizer step over all devices; in pad and best_fit, padding counted", "tokens"
+    )
     micro_batch: int = option(16, "sequences in one forward on one device", "sequences")
     eval_every: int = option(250, "steps between validations; 0: never", "steps")
     eval_tokens: int = option(1_310_720, "targets of one validation; above the split: the whole split", "tokens")

@@ -105,6 +105,7 @@ class Progressed:
 
     step: int = 0
     rows: int = 0
+    tokens: int = 0  # targets
     seconds: float = 0.0
 
 
@@ -212,22 +213,24 @@ class Trainer:
         started = time.perf_counter()
         step, config = self.at.step, self.config
         lr = learning_rate(step, self.optim, config.steps)
-        micro_batches = (
+        micro_batches = [
             self.loader.batch(self.at.rows + first, config.micro_batch)
             for first in range(0, self.rows_per_step, config.micro_batch)
-        )
+        ]
+        valid = sum(batch.valid for batch in micro_batches)
         self.model.train()
-        result = self.step(step, lr, micro_batches, config.tokens_per_step)
+        result = self.step(step, lr, micro_batches, valid)
         seconds = time.perf_counter() - started
         self.at = Progressed(
             step + 1,
             self.at.rows + self.rows_per_step,
+            self.at.tokens + valid,
             self.at.seconds + seconds,
         )
-        rate = config.tokens_per_step / seconds
+        rate = valid / seconds
         row = {
             "step": self.at.step,
-            "tokens": self.at.step * config.tokens_per_step,
+            "tokens": self.at.tokens,
             "loss": result.loss,
             "lr": lr,
             # Not finite only where fp16 overflowed and the update was skipped.
@@ -268,7 +271,7 @@ class Trainer:
         samples = self._draw_samples()
         row = {
             "step": self.at.step,
-            "tokens": self.at.step * self.config.tokens_per_step,
+            "tokens": self.at.tokens,
             "val_loss": result.loss,
             "val_tokens": result.tokens,
             "data_hash": self.val_hash,
@@ -322,7 +325,7 @@ class Trainer:
         state = TrainerState(
             step=self.at.step,
             rows_consumed=self.at.rows,
-            tokens=self.at.step * self.config.tokens_per_step,
+            tokens=self.at.tokens,
             seconds=self.at.seconds,
             data_fingerprint=self.store.fingerprint,
             tokenizer_sha256=self.store.tokenizer.sha256,
@@ -360,18 +363,14 @@ class Trainer:
         restore(checkpoint, self.model, self.optimizer)
         if state.scaler:
             self.step.scaler.load_state_dict(state.scaler)
-        self.at = Progressed(state.step, state.rows_consumed, state.seconds)
+        self.at = Progressed(state.step, state.rows_consumed, state.tokens, state.seconds)
         self.saved = state.step
         self.watcher.say(f"resuming from {checkpoint}: step {state.step} of {self.config.steps}")
 
     def _check_data(self) -> None:
         """What is too good to be true is looked for before it can be believed."""
-        n, T, k = len(self.loader.stream), self.loader.config.seq_len, self.loader.rows_per_epoch
-        epochs = self.config.steps * self.rows_per_step / k
-        self.watcher.say(
-            f"{k:,} windows of {T} an epoch, {(n - 1) % T} of {n - 1:,} targets left out by its phase; "
-            f"this run is {epochs:.2f} epochs"
-        )
+        epochs = self.config.steps * self.rows_per_step / self.loader.rows_per_epoch
+        self.watcher.say(f"{self.loader.told()}; this run is {epochs:.2f} epochs")
         if self.at.step < self.config.steps:
             check_first_batch(self.loader, self.store, "train", self.at.rows, min(self.rows_per_step, ROWS_CHECKED))
         share = self.store.facts["splits"]["val"].get("share_in_train", 0.0)
@@ -388,7 +387,7 @@ class Trainer:
         trained, validated = self.metrics.trained(), self.metrics.validated()
         return {
             "step": self.at.step,
-            "tokens": self.at.step * self.config.tokens_per_step,
+            "tokens": self.at.tokens,
             "train_loss": trained[-1]["loss"] if trained else None,
             "val_loss": validated[-1]["val_loss"] if validated else None,
             "tokens_per_second": trained[-1]["tokens_per_second"] if trained else None,

@@ -174,14 +174,17 @@ def _padding(facts: StoreFacts) -> Iterable[Child]:
         rows.append(_padded(f"{name}, padded, by formula", told.formula, seq_len))
         if told.measured:
             rows.append(_padded(f"{name}, padded, measured", told.measured, seq_len))
+        rows.append(_padded(f"{name}, best fit", told.best_fit, seq_len))
         packed = Padded(facts.splits[name].documents, told.packed_windows, 0, 0.0)
         rows.append(_padded(f"{name}, packed", packed, seq_len))
-    yield _table(f"rows of {seq_len:,} ids: one document to a row, against windows cut from the stream", columns, rows)
+    yield _table(f"rows of {seq_len:,} ids: of documents, against windows cut from the stream", columns, rows)
+    cut = " and ".join(f"{facts.splits[name].padding.cut:,} of {name}" for name in SPLITS)
     left_out = " and ".join(f"{facts.splits[name].padding.left_out:,} of {name}" for name in SPLITS)
     yield _list(
         [
             "by formula: a document of l targets (its ids and the eot that follows) wastes T ⌈l/T⌉ − l positions",
             "measured: documents as the eots in the ids cut them",
+            f"best fit: whole documents, several to a row; longer than a row, so cut: {cut}",
             f"an epoch of packed windows leaves out (n − 1) mod T targets: {left_out}",
         ]
     )
