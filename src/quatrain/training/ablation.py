@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from quatrain.errors import Diverged, Stopped, UsageError
+from quatrain.errors import ConfigError, Diverged, Stopped, UsageError
 from quatrain.files import replace_file
 from quatrain.inference.scoring import scored_targets
 from quatrain.model.config import ModelConfig
@@ -65,7 +65,7 @@ def ablate(
 ) -> Comparison:
     """Train what is not trained yet and compare; the first run's variant is the base, and its noise is told first.
 
-    Raises `UsageError` before anything is trained where a run cannot be or the runs are no fair comparison,
+    Raises `ConfigError` before anything is trained where a run cannot be or the runs are no fair comparison,
     `QuatrainError` where the base diverges, and `Stopped`, with the work saved, on a signal. A variant that diverges is
     a row of the table.
     """
@@ -82,17 +82,19 @@ def ablate(
 
 
 def check(planned: Sequence[Planned]) -> None:
-    """Raise `UsageError` with every reason for which these runs cannot be trained here or not be compared."""
-    mistakes: dict[str, str] = {}  # by reason, the first variant that has it
+    """Raise `ConfigError` with every reason for which these runs cannot be trained here or not be compared."""
+    mistakes: dict[str, str] = {}  # by reason, with the first variant that has it
     for run in planned:
         for reason in _reasons(run, planned[0]):
-            mistakes.setdefault(reason, run.variant)
-    seeds = [[run.train.seed for run in planned if run.variant == name] for name in _names(planned)]
-    if any(each != seeds[0] for each in seeds):
-        mistakes["variants have other seeds than the base; the difference would be that of the seeds too"] = "seeds"
+            mistakes.setdefault(reason, f"{run.variant}: {reason}")
+    seeds = {run.variant: [one.train.seed for one in planned if one.variant == run.variant] for run in planned}
+    usual = seeds[planned[0].variant]
+    mistakes |= {
+        name: f"{name}: its seeds are {each}, the base's {usual}" for name, each in seeds.items() if each != usual
+    }
     if mistakes:
-        raise UsageError("\n".join(f"{variant}: {reason}" for reason, variant in mistakes.items()))
-    if len(seeds[0]) > 1:
+        raise ConfigError(mistakes.values())
+    if len(usual) > 1:
         require_scipy()
 
 
@@ -129,10 +131,6 @@ def noise_sentence(base: Sequence[Outcome], run: Planned) -> str:
 def last_steps(steps: int) -> int:
     """How many last train losses stand for the end of a run: a tenth of them."""
     return max(1, steps // 10)
-
-
-def _names(planned: Sequence[Planned]) -> list[str]:
-    return list(dict.fromkeys(run.variant for run in planned))
 
 
 def _told(outcome: Outcome) -> str:
@@ -191,7 +189,7 @@ def _diverged(run: Planned) -> str:
 
 
 def _is_finished(run: Planned) -> bool:
-    """Whether the last step of this very run is saved and validated; what else is there, `train` continues or refuses."""
+    """Whether the last step of this very run is saved and validated; anything else `train` continues or refuses."""
     last = checkpoint_folder(run.folder, run.train.steps)
     if not (last / "manifest.json").is_file():
         return False

@@ -132,7 +132,7 @@ def compare(outcomes: Sequence[Outcome], to_loss: float | None = None) -> Compar
 
 def _row(group: Sequence[Outcome], base: Sequence[Outcome], noise: Noise, to_loss: float) -> Row:
     first = group[0]
-    share = first.parameters / base[0].parameters - 1
+    share = (first.parameters - base[0].parameters) / base[0].parameters
     messages = tuple(one.diverged for one in group if one.diverged)
     if messages:
         losses = tuple(None if one.diverged else one.curve[-1].loss for one in group)

@@ -126,5 +126,5 @@ def _notes(comparison: Comparison) -> Iterator[str]:
                 f"(!) {row.variant} has {row.parameters_share:+.1%} parameters; above {SAME_SIZE:.0%} a difference may "
                 f"be that of size."
             )
-        for message in row.diverged:
+        for message in dict.fromkeys(row.diverged):
             yield f"{row.variant} diverged: {message}"
