@@ -44,7 +44,7 @@ def test_json_is_the_last_line_of_stdout_and_people_read_the_table(whole, sonnet
     assert [row["variant"] for row in facts["variants"]] == VARIANTS
     assert (facts["seeds"], facts["steps"], facts["tokens"]) == ([42, 43], 6, 6 * 64)
     assert facts["val_tokens"] == facts["val_split_tokens"] == len(sonnets.val) - 1
-    assert "3 variants of sonnets x 2 seeds = 6 runs of 6 steps of 64 tokens" in whole.err
+    assert "sonnets and 2 variants x 2 seeds: 6 runs of 6 steps of 64 tokens" in whole.err
     assert (Path(facts["out"]) / "ablation.md").read_text(encoding="utf-8") in whole.err
     assert facts["to_loss"] == facts["variants"][0]["mean"]
 

@@ -73,7 +73,7 @@ def ablate(
 
     check(planned)
     _claim(folder, variants[0].config)
-    say(f"{len(variants)} variants of {recipe} x {seeds} seeds = {len(planned)} runs of {_tokens(variants[0].config)}")
+    say(f"{recipe} and {_count(len(variants) - 1, 'variant')} x {_count(seeds, 'seed')}: {_tokens(planned)}")
     comparison = run_ablation(planned, to_loss, say, BarWatcher())
     told = {"recipe": recipe, "out": str(folder), "seeds": [run.train.seed for run in planned[:seeds]]}
     files = write(folder, comparison, told | _conditions(variants[0].config))
@@ -182,9 +182,14 @@ def _slug(name: str) -> str:
     return re.sub(r"[^\w.,=+\[\]-]", "_", name.replace(" + ", "+"))
 
 
-def _tokens(config: RunConfig) -> str:
-    train = config.train
-    return f"{train.steps:,} steps of {train.tokens_per_step:,} tokens on {config.data.store}"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _tokens(planned: list["Planned"]) -> str:
+    train = planned[0].train
+    steps = f"{train.steps:,} steps of {train.tokens_per_step:,} tokens"
+    return f"{_count(len(planned), 'run')} of {steps} on {planned[0].data.store}"
 
 
 def _conditions(config: RunConfig) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def markdown(comparison: Comparison) -> str:
     head = ["variant", "parameters", "val loss", "±", "difference", "p", "verdict"]
     head += [f"tokens to {loss}", f"seconds to {loss}", "tokens/s"]
     rows = [_cells(row) for row in comparison.rows]
-    widths = [max(len(cells[column]) for cells in (head, *rows)) for column in range(len(head))]
+    widths = [max(3, *(len(cells[column]) for cells in (head, *rows))) for column in range(len(head))]
     rule = [("-" * width if column in TEXTS else "-" * (width - 1) + ":") for column, width in enumerate(widths)]
     lines = [_line(head, widths), f"|{'|'.join(f' {mark} ' for mark in rule)}|", *(_line(row, widths) for row in rows)]
     return "\n".join([*lines, "", *_notes(comparison)]) + "\n"
