@@ -43,6 +43,10 @@ class ConfigError(UsageError):
         return ConfigError(pattern.sub(flag, mistake) for mistake in self.mistakes)
 
 
+class Diverged(QuatrainError):
+    """A loss, a gradient or a weight is not finite: these settings do not train (exit code 1)."""
+
+
 class Stopped(QuatrainError):
     """A signal ended the command after its work was saved (exit code 128 + signal)."""
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from quatrain.training import progress
-from quatrain.training.progress import SECONDS_BETWEEN_LINES, Silent, TerminalWatcher
+from quatrain.training.progress import SECONDS_BETWEEN_LINES, BarWatcher, Silent, TerminalWatcher
 
 
 class Terminal(io.StringIO):
@@ -44,6 +44,15 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
         "step      3/100  validation loss 3.2500 over 1,000 tokens",
         r"    sample: 'Shall I compare\n'",
     ]
+
+
+def test_of_one_training_among_many_a_warning_is_shown_once_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watcher = BarWatcher()
+    show(watcher)
+    show(watcher)
+    assert capsys.readouterr().out == "warning: too good to be [i]true[/i]\n"
 
 
 def test_plain_lines_come_at_the_first_step_and_then_by_the_clock(

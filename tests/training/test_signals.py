@@ -109,3 +109,21 @@ def test_outside_the_main_thread_handlers_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [True]
+
+
+def test_one_inside_another_hands_on_what_it_noted() -> None:
+    with StopRequest() as outer, StopRequest() as middle, StopRequest() as inner:
+        signal.raise_signal(signal.SIGTERM)
+        assert not outer
+    assert [stop.signal_number for stop in (inner, middle, outer)] == [signal.SIGTERM] * 3
+
+
+def test_one_inside_another_knows_what_that_has_noted(clock: Clock) -> None:
+    with StopRequest() as outer:
+        signal.raise_signal(signal.SIGINT)
+        with StopRequest() as inner:
+            assert inner.signal_number == signal.SIGINT
+            clock.now += IMPATIENT
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    assert outer.signal_number == signal.SIGINT

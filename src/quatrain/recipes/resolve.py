@@ -92,7 +92,7 @@ def resolve(
     values: Values = {}
     for key, one in {**given, **flagged}.items():
         if key not in known:
-            mistakes.append(f"{one.name(key)}: no such setting{_meant(key, known)}")
+            mistakes.append(f"{one.name(key)}: no such setting{meant(key, known)}")
             continue
         try:
             values[key] = coerce(one.value, known[key].type)
@@ -139,7 +139,7 @@ def _from_flags(words: list[str], also: list[str], mistakes: list[str]) -> dict[
         name, equals, value = word[2:].partition("=")
         key = name.replace("-", "_")
         if key not in known:
-            mistakes.append(f"no option --{name}{_meant(key, known, '--', also)}")
+            mistakes.append(f"no option --{name}{meant(key, known, '--', also)}")
             if not equals and words and not words[0].startswith("--"):
                 words.pop(0)
             continue
@@ -150,7 +150,7 @@ def _from_flags(words: list[str], also: list[str], mistakes: list[str]) -> dict[
     return given
 
 
-def _meant(key: str, known: Iterable[str], dashes: str = "", also: Iterable[str] = ()) -> str:
+def meant(key: str, known: Iterable[str], dashes: str = "", also: Iterable[str] = ()) -> str:
     """The setting that a wrong key most likely means, peers' names for it included; or one of the other options."""
     option = nearest(dashes + key, also)
     if option:

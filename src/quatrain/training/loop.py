@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from quatrain.errors import ConfigError, DataError, QuatrainError, Stopped
+from quatrain.errors import ConfigError, DataError, Diverged, QuatrainError, Stopped
 from quatrain.files import replace_file, writing
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
@@ -70,7 +70,7 @@ def train(
     `recipe` is the resolved configuration as text, written into the run. Weights are drawn from
     `train.seed`, the order of the data from `data.seed`. With `stop_at` the run saves at that step and
     ends; schedules use `train.steps` all the same. Returns the keys of `train --json`. Raises
-    `UsageError` for what cannot be run, `QuatrainError` where the loss is not finite, and `Stopped`,
+    `UsageError` for what cannot be run, `Diverged` where the loss is not finite, and `Stopped`,
     with the work saved, on SIGINT or SIGTERM.
     """
     store = TokenStore(data.store)
@@ -264,7 +264,7 @@ class Trainer:
         if not result.complete:
             return
         if not math.isfinite(result.loss):
-            raise QuatrainError(
+            raise Diverged(
                 f"step {self.at.step}: validation loss is {result.loss}; stopped, the last checkpoint is as good as it "
                 f"was. Lower optim.lr or lengthen optim.warmup"
             )
@@ -318,7 +318,7 @@ class Trainer:
 
     def _save(self) -> None:
         if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            raise QuatrainError(
+            raise Diverged(
                 f"step {self.at.step}: weights are not finite; not saved, the last checkpoint is as good as it was. "
                 f"Lower optim.lr or lengthen optim.warmup"
             )

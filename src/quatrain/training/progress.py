@@ -116,3 +116,19 @@ class TerminalWatcher:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+class BarWatcher(TerminalWatcher):
+    """Shows of one training among many its bar alone, and each warning once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warned: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Nothing: who trains them all says what came out."""
+
+    def warn(self, text: str) -> None:
+        if text not in self.warned:
+            self.warned.add(text)
+            super().say(f"warning: {text}")

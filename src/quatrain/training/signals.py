@@ -14,7 +14,8 @@ IMPATIENT = 1.0  # seconds: a launcher sends the same signal to a group and to i
 class StopRequest:
     """While entered, notes the first signal; another Ctrl-C a second or more later interrupts at once.
 
-    Outside the main thread, where Python cannot handle signals, nothing is noted.
+    One inside another knows what that has noted, and hands on what it notes itself. Outside the main thread, where
+    Python cannot handle signals, nothing is noted.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,8 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             heard = [number for number in SIGNALS if number != NOHUP or signal.getsignal(number) != signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._note) for number in heard}
+            for outer in self._outer():
+                self.signal_number, self._noted_at = outer.signal_number, outer._noted_at
         return self
 
     def __exit__(
@@ -36,6 +39,13 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        for outer in self._outer():
+            outer.signal_number, outer._noted_at = self.signal_number, self._noted_at
+
+    def _outer(self) -> "list[StopRequest]":
+        """The request that this one stands in, if any."""
+        owners = {getattr(handler, "__self__", None) for handler in self._before.values()}
+        return [owner for owner in owners if isinstance(owner, StopRequest)]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from quatrain.errors import QuatrainError
+from quatrain.errors import Diverged
 from quatrain.mixing import derive
 from quatrain.model.device import Precision, autocast
 from quatrain.model.loss import loss_of
@@ -68,7 +68,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
 
     def __call__(self, step: int, lr: float, batches: Iterable[Batch], valid: int) -> StepResult:
-        """Run step number `step` (0-based). Raises `QuatrainError` before the update if anything is not finite."""
+        """Run step number `step` (0-based). Raises `Diverged` before the update if anything is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
@@ -84,7 +84,7 @@ class Step:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            raise QuatrainError(
+            raise Diverged(
                 f"step {step + 1}: fp16 gradients overflow at every scale; stopped, many steps updated nothing. "
                 f"Use train.precision bf16 or fp32, or lower optim.lr"
             )
@@ -95,7 +95,7 @@ class Step:
         if math.isfinite(result.loss) and (math.isfinite(result.grad_norm) or self.scaler.is_enabled()):
             return
         what = f"loss is {result.loss}, gradient norm {result.grad_norm}"
-        raise QuatrainError(
+        raise Diverged(
             f"step {step + 1}: {what}; stopped before the update, the last checkpoint is as good as it was. "
             f"Lower optim.lr, lengthen optim.warmup, or look at the data of this step"
         )
