@@ -16,7 +16,9 @@ DECIDING = frozenset({"steps", "tokens_per_step", "precision", "seed"})
 class OptimConfig(Settings):
     """The `[optim]` section of a recipe."""
 
-    kind: Literal["adamw"] = option("adamw", "adamw (Loshchilov and Hutter 2019)")
+    kind: Literal["adamw", "muon"] = option(
+        "adamw", "adamw (Loshchilov and Hutter 2019), or muon: that for the blocks' matrices, adamw for the rest"
+    )
     lr: float = option(6e-4, "highest learning rate")
     min_lr: float = option(0.0, "learning rate at the end of cosine and wsd")
     schedule: Schedule = option("cosine", "constant, cosine, or wsd: warmup, stable, linear cooldown")
@@ -24,14 +26,20 @@ class OptimConfig(Settings):
     cooldown: int = option(0, "last steps of wsd, in which the rate falls; 0: a fifth of train.steps", "steps")
     weight_decay: float = option(0.1, "decay of parameters of two or more dimensions")
     betas: tuple[float, float] = option((0.9, 0.95), "decay rates of the moments")
+    momentum: float = option(0.95, "of muon")
+    momentum_warmup: int = option(300, "steps in which muon's momentum rises from 0.85", "steps")
     eps: float = option(1e-8, "added to the root of the second moment")
     clip: float = option(1.0, "largest norm of the gradient; 0: no clipping")
 
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that cannot be optimized with."""
-        yield from self.at_least(0, ["lr", "min_lr", "warmup", "cooldown", "weight_decay", "eps", "clip"])
+        yield from self.at_least(
+            0, ["lr", "min_lr", "warmup", "cooldown", "momentum_warmup", "weight_decay", "eps", "clip"]
+        )
         if self.schedule != "constant" and self.min_lr > self.lr:
             yield f"min_lr {self.min_lr} is above lr {self.lr}"
+        if not 0 <= self.momentum < 1:
+            yield f"momentum is {self.momentum}, it must be at least 0 and below 1"
         if not all(0 <= beta < 1 for beta in self.betas):
             yield f"betas are {list(self.betas)}, each must be at least 0 and below 1"
 

@@ -44,7 +44,7 @@ from quatrain.training.flops import flops_per_token, peak_flops
 from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.optim import build_optimizer
 from quatrain.training.progress import Silent, Watcher
-from quatrain.training.schedule import learning_rate
+from quatrain.training.schedule import learning_rate, momentum
 from quatrain.training.selftest import check_first_batch
 from quatrain.training.signals import StopRequest
 from quatrain.training.step import Step
@@ -219,7 +219,7 @@ class Trainer:
         ]
         valid = sum(batch.valid for batch in micro_batches)
         self.model.train()
-        result = self.step(step, lr, micro_batches, valid)
+        result = self.step(step, lr, micro_batches, valid, momentum(step, self.optim))
         seconds = time.perf_counter() - started
         self.at = Progressed(
             step + 1,

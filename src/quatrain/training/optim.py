@@ -1,5 +1,8 @@
 """The optimizer over a network's parameters, and its state as named tensors."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -7,18 +10,60 @@ from quatrain.errors import DataError
 from quatrain.model.gpt import GPT, VOCABULARY_TABLES
 from quatrain.training.config import OptimConfig
 
-STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter
+ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
+MUON_STATE = ("momentum_buffer",)
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with decay on parameters of two or more dimensions only; every parameter is in exactly one group."""
-    parameters = list(model.parameters())
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW, or Muon for the matrices inside of the blocks and AdamW for all else.
+
+    Every parameter is in exactly one group; those of two or more dimensions decay.
+    """
+    named = dict(model.named_parameters())
+    hidden = [parameter for name, parameter in named.items() if config.kind == "muon" and _is_hidden(name, parameter)]
+    taken = {id(parameter) for parameter in hidden}
+    others = [parameter for parameter in named.values() if id(parameter) not in taken]
+    adamw = _adamw(others, config)
+    if not hidden:
+        return adamw
+    muon = torch.optim.Muon(
+        hidden,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        adjust_lr_fn="match_rms_adamw",  # updates as large as AdamW's, so that one rate serves both
+    )
+    return MuonWithAdamW(muon, adamw)
+
+
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    return parameter.dim() == 2 and name.startswith("transformer.h.")
+
+
+def _adamw(parameters: list[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
     decayed = [parameter for parameter in parameters if parameter.dim() >= 2]
     others = [parameter for parameter in parameters if parameter.dim() < 2]
-    assert len({id(parameter) for parameter in decayed + others}) == len(parameters)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     fused = all(parameter.device.type in ("cuda", "cpu", "mps") for parameter in parameters)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) for some parameters and AdamW for the others, as one optimizer."""
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        placed = [id(parameter) for group in self.param_groups for parameter in group["params"]]
+        assert len(placed) == len(set(placed)), "a parameter is in two groups"
+        self.parts = (muon, adamw)
+        muon.state = adamw.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        assert closure is None
+        for part in self.parts:
+            part.step()
 
 
 def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -38,7 +83,8 @@ def restore_optimizer(model: GPT, optimizer: torch.optim.Optimizer, tensors: dic
     Raises `DataError` unless every parameter has all of its state in its shape, and nothing else is there.
     """
     parameters = dict(model.named_parameters())
-    wanted = {f"{name}/{key}" for name in parameters for key in STATE}
+    kept = {id(p): _state_of(group) for group in optimizer.param_groups for p in group["params"]}
+    wanted = {f"{name}/{key}" for name, parameter in parameters.items() for key in kept[id(parameter)]}
     if tensors.keys() != wanted:
         odd = sorted(tensors.keys() ^ wanted)
         raise DataError(f"optimizer state does not fit the model: {odd[0]} is missing or not known ({len(odd)} in all)")
@@ -54,3 +100,8 @@ def restore_optimizer(model: GPT, optimizer: torch.optim.Optimizer, tensors: dic
             raise DataError(f"optimizer state {place} has shape {tuple(value.shape)}, expected {tuple(target.shape)}")
         target.copy_(value)
         optimizer.state[parameter][key] = moments
+
+
+def _state_of(group: dict[str, Any]) -> tuple[str, ...]:
+    """What the optimizer keeps of each parameter of a group."""
+    return MUON_STATE if "momentum" in group else ADAMW_STATE

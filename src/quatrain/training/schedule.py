@@ -1,8 +1,10 @@
-"""The learning rate as a pure function of the step s = 0, 1, ...: nothing to save, nothing to count."""
+"""Learning rate and momentum as pure functions of the step s = 0, 1, ...: nothing to save, nothing to count."""
 
 import math
 
 from quatrain.training.config import OptimConfig
+
+FIRST_MOMENTUM = 0.85  # of muon's warm-up (Jordan et al. 2024)
 
 
 def learning_rate(step: int, optim: OptimConfig, steps: int) -> float:
@@ -29,3 +31,10 @@ def _stable_then_down(step: int, optim: OptimConfig, steps: int) -> float:
     cooldown = optim.cooldown or max(1, steps // 5)
     left = min(1.0, max(0.0, (steps - step) / cooldown))
     return optim.min_lr + (optim.lr - optim.min_lr) * left
+
+
+def momentum(step: int, optim: OptimConfig) -> float:
+    """Muon's momentum, which rises linearly: at first the gradients change too fast to be averaged for long."""
+    share = min(1.0, step / optim.momentum_warmup) if optim.momentum_warmup else 1.0
+    first = min(FIRST_MOMENTUM, optim.momentum)
+    return first + (optim.momentum - first) * share

@@ -67,10 +67,14 @@ class Step:
         device = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
 
-    def __call__(self, step: int, lr: float, batches: Iterable[Batch], valid: int) -> StepResult:
+    def __call__(
+        self, step: int, lr: float, batches: Iterable[Batch], valid: int, momentum: float = 0.95
+    ) -> StepResult:
         """Run step number `step` (0-based). Raises `Diverged` before the update if anything is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+            if "momentum" in group:
+                group["momentum"] = momentum
         self.optimizer.zero_grad(set_to_none=True)
 
         def reseed(micro_step: int) -> None:
@@ -78,8 +82,7 @@ class Step:
 
         loss = accumulate(self.model, batches, valid, self.precision, reseed, self.scaler.scale, self.loss_of)
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip or math.inf)
-        result = StepResult(float(loss), float(norm))
+        result = StepResult(float(loss), self._clip())
         self._check_finite(step, result)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -89,6 +92,15 @@ class Step:
                 f"Use train.precision bf16 or fp32, or lower optim.lr"
             )
         return result
+
+    def _clip(self) -> float:
+        """Bring the gradient's norm down to `clip`; returns what it was. A smaller gradient is not touched."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        found = float(norm)
+        if self.clip and found > self.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.clip, norm)
+        return found
 
     def _check_finite(self, step: int, result: StepResult) -> None:
         # Under fp16 an overflowing gradient is expected now and then: the scaler skips that update.
