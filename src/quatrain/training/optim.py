@@ -63,7 +63,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Update all parameters that have a gradient."""
         assert closure is None
         for part in self.parts:
-            part.step()
+            part.step()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
