@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional as F
 
 from quatrain.model import attention as attention_module
-from quatrain.model import gpt as gpt_module
-from quatrain.model.attention import Attention, document_mask, rotate, rotation_table
+from quatrain.model import masks
+from quatrain.model.attention import Attention, rotate, rotation_table
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
+from quatrain.model.masks import WAYS, Causal, Dense
 from quatrain.tokens.loader import batch_of
 from quatrain.tokens.packing import packed_mask
 
@@ -69,23 +70,23 @@ def softmax_attention(attention: Attention, x: torch.Tensor, positions, allowed:
     return twin.c_proj(torch.cat(heads, dim=-1))
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["causal", "document mask"])
+@pytest.mark.parametrize("way", ["causal", "dense", "segments"])
 @pytest.mark.parametrize("position", ["learned", "rope"])
 @pytest.mark.parametrize(
     ("n_kv_head", "qk_norm", "bias"), [(0, False, True), (2, True, True), (1, False, False), (4, True, False)]
 )
-def test_sdpa_is_softmax_attention_written_out(n_kv_head, qk_norm, bias, position, masked):
+def test_sdpa_is_softmax_attention_written_out(n_kv_head, qk_norm, bias, position, way):
     B, T = 3, 12
     config = ModelConfig(n_head=4, n_embd=32, n_kv_head=n_kv_head, qk_norm=qk_norm, bias=bias, position=position)
     attention = lively(Attention(config))
     x = torch.randn(B, T, 32, generator=torch.Generator().manual_seed(1))
     documents = torch.tensor([[0] * 12, [0] * 5 + [1] * 7, [3, 4, 4, 5, 5, 5, 6, 6, 6, 6, 7, 8]])
     causal = torch.ones(T, T, dtype=torch.bool).tril()
-    allowed = causal & (documents[:, :, None] == documents[:, None, :]) if masked else causal.expand(B, T, T)
+    allowed = causal & (documents[:, :, None] == documents[:, None, :]) if way != "causal" else causal.expand(B, T, T)
     rotation = rotation_table(T, 8, 10000.0) if position == "rope" else None
 
     with torch.no_grad():
-        y = attention(x, rotation, document_mask(documents) if masked else None)[0]
+        y = attention(x, rotation, WAYS[way](documents) if way != "causal" else Causal())[0]
         expected = softmax_attention(attention, x, torch.arange(T) if rotation else None, allowed)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=0)
@@ -94,7 +95,7 @@ def test_sdpa_is_softmax_attention_written_out(n_kv_head, qk_norm, bias, positio
 def test_the_document_mask_is_that_of_packed_mask():
     rows = np.random.default_rng(0).integers(0, 4, size=(8, 15))
     packed = batch_of(np.pad(rows, ((0, 0), (0, 1))), "document", 3, CPU)
-    mask = document_mask(packed.documents)
+    mask = Dense.over(packed.documents).allowed
     assert mask.shape == (8, 1, 15, 15)
     assert torch.equal(mask[:, 0], torch.from_numpy(np.stack([packed_mask(row, 3)[0] for row in rows])))
 
@@ -171,8 +172,10 @@ def packed_row(first_document: int = 0):
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("way", ["dense", "segments"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant.values())))
-def test_a_packed_row_gives_each_document_the_logits_that_it_has_alone(position, variant):
+def test_a_packed_row_gives_each_document_the_logits_that_it_has_alone(position, variant, way, monkeypatch):
+    monkeypatch.setattr(masks, "fastest_way", lambda *facts: way)
     model = tiny(position=position, **variant)
     batch, alone = packed_row()
     with torch.no_grad():
@@ -186,8 +189,10 @@ def test_a_packed_row_gives_each_document_the_logits_that_it_has_alone(position,
         assert (running_on - expected)[:, DOCUMENTS[0] :].abs().amax(dim=-1).min() > 0.1
 
 
+@pytest.mark.parametrize("way", ["dense", "segments"])
 @pytest.mark.parametrize("position", ["learned", "rope"])
-def test_case_41_42_another_first_document_leaves_the_others_logits_bit_equal(position, monkeypatch):
+def test_case_41_42_another_first_document_leaves_the_others_logits_bit_equal(position, way, monkeypatch):
+    monkeypatch.setattr(masks, "fastest_way", lambda *facts: way)
     model = tiny(position=position)
     (one, _), (other, _) = packed_row(), packed_row(first_document=100)
     assert not torch.equal(one.inputs, other.inputs)
@@ -205,5 +210,5 @@ def test_case_41_42_another_first_document_leaves_the_others_logits_bit_equal(po
     assert leak(positions=None) == 0
     assert leak(documents=None) > 0.1  # case_42: positions restart, attention still crosses
     ones = torch.ones(19, 19, dtype=torch.bool).tril()
-    monkeypatch.setattr(gpt_module, "document_mask", lambda documents: ones)
+    monkeypatch.setitem(masks.WAYS, way, lambda documents: Dense(ones))
     assert leak() > 0.1  # case_41: the mask says nothing

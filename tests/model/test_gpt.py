@@ -10,6 +10,7 @@ from quatrain.errors import ConfigError
 from quatrain.model import attention as attention_module
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
+from quatrain.model.masks import Causal
 from quatrain.model.pretrained import disk_shapes
 
 TINY = {"n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 8, "vocab_size": 11}
@@ -184,9 +185,9 @@ def test_a_block_is_its_formula(mlp, kind, bias):
         for parameter in block.parameters():
             parameter += torch.randn(parameter.shape, generator=generator)
         x = 0.01 * torch.randn(2, 8, 16, generator=generator, dtype=torch.float64)  # small: an epsilon shows
-        after = x + block.attn(normed(x, block.ln_1, kind), None, None)[0]
+        after = x + block.attn(normed(x, block.ln_1, kind), None, Causal())[0]
         expected = after + block.mlp.c_proj(ACTIVATIONS[mlp](block.mlp, normed(after, block.ln_2, kind)))
-        torch.testing.assert_close(block(x, None, None)[0], expected, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(block(x, None, Causal())[0], expected, atol=1e-9, rtol=1e-9)
 
 
 REST = list(product((0, 1, 2), (False, True), (False, True), (False, True)))  # kv heads, qk_norm, bias, tied

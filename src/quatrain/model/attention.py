@@ -1,10 +1,11 @@
-"""Causal self-attention, with the rotation of positions and the document mask."""
+"""Causal self-attention, with the rotation of positions; masks are in `masks`."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quatrain.model.config import ModelConfig
+from quatrain.model.masks import Mask
 
 RMS_EPS = 1e-6
 
@@ -28,10 +29,10 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
+        mask: Mask,
         first_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`x` is (B, T, C); `rotation` holds cos and sin; `mask` is bool (B, 1, T, T), or None for plain causal.
+        """`x` is (B, T, C); `rotation` holds cos and sin.
 
         Returns the output (B, T, C) and the values (B, H_kv, T, D) as projected: those of the first block
         are `first_values` of the others, which use them with `value_residual`.
@@ -48,15 +49,8 @@ class Attention(nn.Module):
             v = own * v + first * first_values
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        y = F.scaled_dot_product_attention(
-            q.to(v.dtype),
-            k.to(v.dtype),
-            v,
-            attn_mask=mask,
-            is_causal=mask is None,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.n_kv_head != self.n_head,
-        )  # (B, H, T, D)
+        dropout = self.dropout if self.training else 0.0
+        y = mask.attend(q.to(v.dtype), k.to(v.dtype), v, dropout)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training), projected
 
@@ -90,10 +84,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     first, second = x.float().chunk(2, dim=-1)  # (B, H, T, D/2)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def document_mask(documents: Tensor) -> Tensor:
-    """Where attention is allowed, from each position's document (B, T): bool (B, 1, T, T)."""
-    T = documents.shape[1]
-    same = documents[:, :, None] == documents[:, None, :]  # (B, T, T)
-    return (same & torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()).unsqueeze(1)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quatrain.errors import ConfigError
-from quatrain.model.attention import Attention, RMSNorm, document_mask, rotation_table
+from quatrain.model.attention import Attention, RMSNorm, rotation_table
 from quatrain.model.config import ModelConfig
+from quatrain.model.masks import Mask, plan
 
 LAYERNORM_EPS = 1e-5
 INIT_STD = 0.02
@@ -48,7 +49,7 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) over the true vocabulary, for ids int64 (B, T).
 
-        With `documents` (B, T) attention stays within equal numbers; with `positions` (B, T) they
+        With `documents` (B, T) attention stays within runs of equal numbers; with `positions` (B, T) they
         replace 0..T-1. Raises `ValueError` for more than block_size ids.
         """
         return self.head(self.hidden(ids, documents, positions))
@@ -65,7 +66,7 @@ class GPT(nn.Module):
             x = x + self.transformer["wpe"](positions)
         x = F.dropout(x, self.config.dropout, self.training)
         rotation = self._rotation(positions)
-        mask = None if documents is None else document_mask(documents)
+        mask = plan(documents, x.dtype, self.config.head_dim, self.config.dropout if self.training else 0.0)
         embedded, first_values = x, None
         for block in cast(nn.ModuleList, self.transformer["h"]):
             x, values = block(x, rotation, mask, embedded, first_values)
@@ -140,7 +141,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
+        mask: Mask,
         embedded: Tensor | None = None,
         first_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
