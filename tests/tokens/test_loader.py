@@ -80,10 +80,9 @@ def test_any_ranks_and_micro_batches_see_the_same_global_batch(rows_per_rank, wo
 
 
 def test_case_05_ranks_never_share_a_batch(monkeypatch):
-    loader = Loader(positions_stream(500, 501), DataConfig(seq_len=10), eot=0)
-
     def hashes():
-        return {loader.hash_of(rank * 4, 4) for rank in range(8)}
+        loaders = [Loader(positions_stream(500, 501), DataConfig(seq_len=10), eot=0) for _ in range(8)]
+        return {loader.hash_of(rank * 4, 4) for rank, loader in enumerate(loaders)}
 
     assert len(hashes()) == 8
     monkeypatch.setattr(loader_module, "window_starts", lambda order, n, T, seed, rows: np.arange(len(rows)) * T)

@@ -57,7 +57,7 @@ TINY: dict[str, Any] = {
     "sample_prompt": "",
 }
 SAVING = {"eval_every": 2, "save_every": 3}
-TIMES = {"seconds", "tokens_per_second"}
+TIMES = {"seconds", "tokens_per_second", "data_wait"}
 
 Go = Callable[..., dict[str, Any]]
 
@@ -176,7 +176,7 @@ def test_a_run_begins_near_ln_v_and_learns(go: Go, sonnets: TokenStore, tmp_path
     found = losses(tmp_path)
     assert abs(found[0] - math.log(sonnets.vocab_size)) < 0.1
     assert found[-1] < 3.2
-    keys = "step tokens train_loss val_loss tokens_per_second seconds checkpoint stopped"
+    keys = "step tokens train_loss val_loss tokens_per_second data_wait seconds checkpoint stopped"
     assert done.keys() == set(keys.split())
     assert (done["step"], done["tokens"], done["train_loss"], done["stopped"]) == (40, 40 * 384, found[-1], False)
     assert done["val_loss"] == JsonLines(tmp_path / "metrics.jsonl").rows()[-1]["val_loss"]

@@ -1,7 +1,9 @@
 """Rows of a split as tensors on a device. The loader has no state: a row number alone gives its window."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,9 @@ from quatrain.tokens.store import TokenStream
 
 Windows = npt.NDArray[np.int64]  # (B, T+1)
 
+STARTS_AT_ONCE = 4096  # rows; the order of one row costs as much as that of a few hundred
+HASHED_AT_ONCE = 256  # rows
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -24,6 +29,16 @@ class Batch:
     valid: int  # targets that count, known without asking the device
     documents: torch.Tensor | None = None  # int64 (B, T), grows at each eot
     positions: torch.Tensor | None = None  # int64 (B, T), restarts at each eot
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those of the fields that are there and are tensors."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        """The same batch with every tensor changed."""
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
+        return replace(self, **changed)
 
 
 class Loader:
@@ -36,21 +51,45 @@ class Loader:
         self.eot = eot
         self.device = torch.device(device)
         self.rows_per_epoch = windows_per_epoch(len(stream), config.seq_len, "train")
+        self._known = 0, np.empty(0, dtype=np.int64)  # a first row, and the starts from it on
 
-    def batch(self, first_row: int, count: int) -> Batch:
-        """Rows first_row .. first_row + count - 1, on the device."""
+    def batch(self, first_row: int, count: int, device: torch.device | None = None) -> Batch:
+        """Rows first_row .. first_row + count - 1, on the loader's device or another."""
         windows = self._windows(first_row, count)  # (B, T+1)
-        return batch_of(windows, self.config.packing, self.eot, self.device)
+        return batch_of(windows, self.config.packing, self.eot, device or self.device)
+
+    def valid(self, first_row: int, count: int) -> int:
+        """How many targets of these rows count in the loss, known without reading them."""
+        return count * self.config.seq_len
+
+    def advise(self, first_row: int, count: int) -> None:
+        """Have the system read these rows ahead of their `batch`; returns at once."""
+        self.stream.advise(self._starts(first_row, count), self.config.seq_len + 1)
 
     def hash_of(self, first_row: int, count: int) -> str:
         """sha256 of the windows of these rows: a checkpoint keeps it for the batch that comes next."""
-        return hashlib.sha256(self._windows(first_row, count).astype("<i8").tobytes()).hexdigest()
+        digest = hashlib.sha256()
+        for first in range(first_row, first_row + count, HASHED_AT_ONCE):
+            windows = self._windows(first, min(HASHED_AT_ONCE, first_row + count - first))
+            digest.update(windows.astype("<i8", copy=False).data)
+        return digest.hexdigest()
 
     def _windows(self, first_row: int, count: int) -> Windows:
-        config = self.config
-        rows = np.arange(first_row, first_row + count, dtype=np.int64)
-        starts = window_starts(config.order, len(self.stream), config.seq_len, config.seed, rows)
-        return self.stream.gather(starts, config.seq_len + 1)
+        return self.stream.gather(self._starts(first_row, count), self.config.seq_len + 1)
+
+    def _starts(self, first_row: int, count: int) -> npt.NDArray[np.int64]:
+        """Where the windows of these rows begin, (count,); rows that follow are computed along and remembered."""
+        known_from, known = self._known
+        if not known_from <= first_row <= known_from + len(known) - count:
+            ahead = max(count, min(STARTS_AT_ONCE, self.rows_per_epoch))
+            rows = np.arange(first_row, first_row + ahead, dtype=np.int64)
+            config = self.config
+            known_from, known = (
+                first_row,
+                window_starts(config.order, len(self.stream), config.seq_len, config.seed, rows),
+            )
+            self._known = known_from, known  # one assignment: a feed's thread reads it too
+        return known[first_row - known_from : first_row - known_from + count]
 
 
 def batch_of(windows: Windows, packing: Packing, eot: int, device: torch.device) -> Batch:

@@ -1,0 +1,136 @@
+"""Data gathered ahead: while a micro-batch is computed, a thread reads those that follow.
+
+What is handed out is what `loader.batch` gives, in the same order; only the time at which it is read differs.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from quatrain.tokens.loader import Batch, Loader
+
+AHEAD = 1 << 19  # tokens gathered ahead: 8 MB of inputs and targets
+MOST_AHEAD = 32  # micro-batches, however small
+HOST = torch.device("cpu")
+
+
+class Feed:
+    """An iterator over the micro-batches that begin at `first_rows`, on the loader's device.
+
+    At most `depth` of them wait; as many again are advised to the system, so that a disk reads them
+    before the thread does. What goes wrong in the thread is raised, as itself, by the `next` that
+    would have given its batch. Leaving the `with` block ends the thread.
+    """
+
+    def __init__(self, loader: Loader, first_rows: Iterable[int], micro_batch: int) -> None:
+        self.loader = loader
+        self.micro_batch = micro_batch
+        self.depth = max(2, min(MOST_AHEAD, AHEAD // (micro_batch * loader.config.seq_len)))
+        self.waited = 0.0  # seconds that `next` stood still
+        self._gathered, self._advised = itertools.tee(first_rows)
+        self._coming: deque[tuple[Future[Batch], Slot]] = deque()
+        self._copies = _new_stream(loader.device) if loader.device.type == "cuda" else None
+
+    def __enter__(self) -> Self:
+        self._thread = ThreadPoolExecutor(1, "feed", self._begin)
+        for first in itertools.islice(self._advised, self.depth):
+            self._thread.submit(self.loader.advise, first, self.micro_batch)
+        for _ in range(self.depth):
+            self._ask(Slot(self.loader.device, self._copies))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._coming.clear()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._coming:
+            raise StopIteration
+        future, slot = self._coming.popleft()
+        started = time.perf_counter()
+        batch = future.result()
+        self.waited += time.perf_counter() - started
+        batch = slot.send(batch)
+        self._ask(slot)
+        return batch
+
+    def _ask(self, slot: "Slot") -> None:
+        """Have the thread fill a slot with the micro-batch that is next, if there is one."""
+        first = next(self._gathered, None)
+        if first is not None:
+            self._coming.append((self._thread.submit(self._gather, slot, first, next(self._advised, None)), slot))
+
+    def _gather(self, slot: "Slot", first: int, advised: int | None) -> Batch:
+        if advised is not None:
+            self.loader.advise(advised, self.micro_batch)
+        return slot.fill(self.loader.batch(first, self.micro_batch, HOST))
+
+    def _begin(self) -> None:
+        if self._copies is not None:  # a thread begins on device 0, and pinned memory belongs to its device
+            torch.cuda.set_device(self._copies.device)
+
+
+class Slot:
+    """The place of one batch on its way to a device.
+
+    For CUDA it is pinned memory, filled anew only behind the event of its copy; the copy has a stream
+    of its own, on which it need not wait for the computation. For another device it holds nothing.
+    """
+
+    def __init__(self, device: torch.device, copies: torch.cuda.Stream | None) -> None:
+        self.device = device
+        self.copies = copies
+        self._pinned: dict[str, torch.Tensor] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    def fill(self, batch: Batch) -> Batch:
+        """The batch in pinned memory, once what was there before has been copied; called by the thread."""
+        if self.copies is None:
+            return batch
+        if self._copied is not None:
+            self._copied.synchronize()
+        pinned: dict[str, Any] = {name: self._pin(name, tensor) for name, tensor in batch.tensors().items()}
+        return replace(batch, **pinned)
+
+    def send(self, batch: Batch) -> Batch:
+        """The batch on the device; on CUDA what is computed with it from now on waits for its copy."""
+        if self.copies is None:
+            return batch.map(lambda tensor: tensor.to(self.device))
+        self._copied = _new_event()
+        with torch.cuda.stream(self.copies):
+            sent = batch.map(lambda tensor: tensor.to(self.device, non_blocking=True))
+            self._copied.record(self.copies)
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_event(self._copied)
+        for tensor in sent.tensors().values():
+            tensor.record_stream(computing)  # its memory belongs to the other stream
+        return sent
+
+    def _pin(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        pinned = self._pinned.get(name)
+        if pinned is None or pinned.shape != tensor.shape:
+            pinned = self._pinned[name] = torch.empty_like(tensor, pin_memory=True)
+        np.copyto(pinned.numpy(), tensor.numpy())  # in this thread: torch would wake as many as it computes with
+        return pinned
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def _new_event() -> torch.cuda.Event:
+    # Blocking: waiting for it must not keep a core busy.
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch has no types here
