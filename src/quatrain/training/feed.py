@@ -40,7 +40,7 @@ class Feed:
         self._copies = _new_stream(loader.device) if loader.device.type == "cuda" else None
 
     def __enter__(self) -> Self:
-        self._thread = ThreadPoolExecutor(1, "feed", self._begin)
+        self._thread = ThreadPoolExecutor(1, "feed", _use_device_of, (self._copies,))
         for first in itertools.islice(self._advised, self.depth):
             self._thread.submit(self.loader.advise, first, self.micro_batch)
         for _ in range(self.depth):
@@ -77,10 +77,6 @@ class Feed:
         if advised is not None:
             self.loader.advise(advised, self.micro_batch)
         return slot.fill(self.loader.batch(first, self.micro_batch, HOST))
-
-    def _begin(self) -> None:
-        if self._copies is not None:  # a thread begins on device 0, and pinned memory belongs to its device
-            torch.cuda.set_device(self._copies.device)
 
 
 class Slot:
@@ -134,3 +130,8 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
 def _new_event() -> torch.cuda.Event:
     # Blocking: waiting for it must not keep a core busy.
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def _use_device_of(copies: torch.cuda.Stream | None) -> None:
+    if copies is not None:  # a thread begins on device 0, and pinned memory belongs to a device
+        torch.cuda.set_device(copies.device)
