@@ -139,7 +139,8 @@ def measure(ways: dict[str, Callable[[], Pass]], rows: int, before: Callable[[],
         disk = read[name] / (PASSES * rows * T)
         rate = statistics.median(found) / 1e6
         print(
-            f"  {name:24} {rate:9,.1f} million tokens/s   {disk:5.1f} bytes/token from disk   at most {memory[name]:,} MB"
+            f"  {name:24} {rate:9,.1f} million tokens/s   {disk:5.1f} bytes/token from disk   "
+            f"at most {memory[name]:,} MB in memory"
         )
 
 

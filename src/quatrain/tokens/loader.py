@@ -12,9 +12,10 @@ import torch
 from quatrain.tokens.config import DataConfig, Packing
 from quatrain.tokens.order import window_starts, windows_per_epoch
 from quatrain.tokens.packing import document_ids, positions
+from quatrain.tokens.pieces import IntArray
 from quatrain.tokens.store import TokenStream
 
-Windows = npt.NDArray[np.int64]  # (B, T+1)
+Windows = IntArray  # (B, T+1), as narrow as the ids are stored
 
 STARTS_AT_ONCE = 4096  # rows; the order of one row costs as much as that of a few hundred
 HASHED_AT_ONCE = 256  # rows
@@ -75,7 +76,7 @@ class Loader:
         return digest.hexdigest()
 
     def _windows(self, first_row: int, count: int) -> Windows:
-        return self.stream.gather(self._starts(first_row, count), self.config.seq_len + 1)
+        return self.stream.gather(self._starts(first_row, count), self.config.seq_len + 1, self.stream.dtype)
 
     def _starts(self, first_row: int, count: int) -> npt.NDArray[np.int64]:
         """Where the windows of these rows begin, (count,); rows that follow are computed along and remembered."""
@@ -106,8 +107,8 @@ def batch_of(windows: Windows, packing: Packing, eot: int, device: torch.device)
     )
 
 
-def _to_device(array: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+def _to_device(array: IntArray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array.astype(np.int64, order="C"))
     if device.type != "cuda":
         return tensor.to(device)
     # From pinned memory the copy runs beside the computation; torch keeps the buffer until it is done.

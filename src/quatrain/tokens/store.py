@@ -4,10 +4,8 @@
 """
 
 import hashlib
-import itertools
 import json
-import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -18,40 +16,34 @@ import numpy.typing as npt
 from quatrain.errors import DataError
 from quatrain.text.tokenizer_json import EOT_TEXT
 from quatrain.text.tokenizers import Tokenizer, load_tokenizer
+from quatrain.tokens.pieces import AGAIN, IntArray, source_of
 
 VERSION = 1
-AGAIN = "copy it again, or remove the folder and prepare again"
 HASHED_AT_ONCE = 1 << 20  # bytes
-FAULT_AROUND = 1 << 16  # bytes that Linux maps around an id that is read, where they are in memory
-MAPPED_AT_ONCE = 1 << 28  # bytes of the files that gathering leaves mapped
 SplitName = Literal["train", "val"]
 SPLITS: tuple[SplitName, ...] = ("train", "val")
-
-IntArray = npt.NDArray[np.integer[Any]]
 
 
 class TokenStream:
     """Consecutive ids over one or more 1-D integer arrays, as if they were one.
 
-    A window may cross any border between the pieces. Nothing is copied until it is read. Pieces that
-    are files mapped for reading can be `advise`d ahead, and `gather` keeps few of their pages mapped.
+    A window may cross any border between the pieces. Nothing is copied until it is read.
     """
 
-    def __init__(self, pieces: Sequence[IntArray]) -> None:
-        self.pieces = list(pieces)
-        # Slices of a memmap cost twice as much as those of a plain array of the same memory.
-        self._arrays = [np.asarray(piece) for piece in pieces] or [np.empty(0, dtype=np.uint16)]
-        self._mappings = [_Mapping.of(piece) for piece in pieces] or [None]
-        self._touched = 0  # bytes that gathering may have mapped since it last gave back
+    def __init__(self, pieces: Sequence[IntArray], *also: np.dtype[Any]) -> None:
+        """Of the narrowest dtype that holds those of the pieces, and `also` these."""
+        self.pieces = list(pieces) or [np.empty(0, dtype=np.uint16)]
         self.ends = np.cumsum([len(piece) for piece in self.pieces], dtype=np.int64)  # position after each piece
-        self.dtype = np.result_type(*self.pieces) if self.pieces else np.dtype(np.uint16)
+        self._begins = self.ends - [len(piece) for piece in self.pieces]
+        self.dtype = np.result_type(*self.pieces, *also)
         if self.dtype.kind not in "iu":  # int64 beside uint64 would become floats, and large ids others
             raise TypeError(
                 f"ids are integers, these pieces are {', '.join(str(piece.dtype) for piece in self.pieces)}"
             )
+        self._sources = [source_of(piece, self.dtype) for piece in self.pieces]
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return int(self.ends[-1])
 
     @overload
     def __getitem__(self, where: int) -> int: ...
@@ -84,53 +76,36 @@ class TokenStream:
         piece = int(np.searchsorted(self.ends, start, side="right"))
         filled = 0
         while filled < len(ids):
-            begin = start + filled - (int(self.ends[piece]) - len(self._arrays[piece]))
-            part = self._arrays[piece][begin : begin + len(ids) - filled]
-            ids[filled : filled + len(part)] = part
-            filled += len(part)
+            begin = start + filled - int(self._begins[piece])
+            count = min(len(ids) - filled, len(self.pieces[piece]) - begin)
+            ids[filled : filled + count] = np.frombuffer(self._sources[piece].read(begin, count), dtype=self.dtype)
+            filled += count
             piece += 1
         return ids
 
-    def gather(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-        """Rows of consecutive ids, int64, shape (len(starts), length); raises `IndexError` for ids beyond it."""
-        rows = np.empty((len(starts), length), dtype=np.int64)
-        if not rows.size:
-            return rows
+    def gather(self, starts: npt.NDArray[np.int64], length: int, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+        """Rows of consecutive ids, shape (len(starts), length); raises `IndexError` for ids beyond the stream."""
+        if not len(starts) or not length:
+            return np.empty((len(starts), length), dtype=dtype)
         if starts.min() < 0 or starts.max() + length > len(self):
             raise IndexError(f"rows of {length} ids at {starts.min()}..{starts.max()} of a stream of {len(self)}")
-        for row, start, span in zip(rows, starts.tolist(), self._spans(starts, length), strict=True):
-            row[:] = span if len(span) == length else self._read(start, start + length)
-        self._give_back(len(starts) * (FAULT_AROUND + length * self.dtype.itemsize))
-        return rows
+        rows = bytearray().join(
+            self._sources[piece].read(begin, length) if whole else self._read(start, start + length).tobytes()
+            for start, (piece, begin, whole) in zip(starts.tolist(), self._places(starts, length), strict=True)
+        )
+        return np.frombuffer(rows, dtype=self.dtype).reshape(len(starts), length).astype(dtype, copy=False)
 
     def advise(self, starts: npt.NDArray[np.int64], length: int) -> None:
         """Have the system read ahead, where it can, what `gather` will be asked for; returns at once."""
-        for piece, begin in self._places(starts):
-            mapping = self._mappings[piece]
-            if mapping is not None:
-                mapping.will_need(begin, length)
+        for piece, begin, _ in self._places(starts, length):
+            self._sources[piece].advise(begin, length)
 
-    def _spans(self, starts: npt.NDArray[np.int64], length: int) -> Iterator[IntArray]:
-        """What of each row stands in the piece in which the row begins."""
-        for piece, begin in self._places(starts):
-            yield self._arrays[piece][begin : begin + length]
-
-    def _places(self, starts: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """The piece in which each row begins, and where in it."""
-        if len(self.ends) < 2:
-            return zip(itertools.repeat(0), starts.tolist())
+    def _places(self, starts: npt.NDArray[np.int64], length: int) -> Iterable[tuple[int, int, bool]]:
+        """Of each row the piece in which it begins, where in it, and whether that piece holds all of the row."""
         pieces = np.minimum(np.searchsorted(self.ends, starts, side="right"), len(self.ends) - 1)
-        begins = np.concatenate([[0], self.ends[:-1]])
-        return zip(pieces.tolist(), (starts - begins[pieces]).tolist(), strict=True)
-
-    def _give_back(self, touched: int) -> None:
-        """Mapped pages count as the process's memory until they are unmapped; they stay in the system's cache."""
-        self._touched += touched
-        if self._touched > MAPPED_AT_ONCE:
-            self._touched = 0
-            for mapping in self._mappings:
-                if mapping is not None:
-                    mapping.give_back()
+        begins = starts - self._begins[pieces]
+        whole = starts + length <= self.ends[pieces]
+        return zip(pieces.tolist(), begins.tolist(), whole.tolist(), strict=True)
 
 
 class SeparatedStream(TokenStream):
@@ -141,10 +116,9 @@ class SeparatedStream(TokenStream):
     """
 
     def __init__(self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64], eot: int) -> None:
-        super().__init__(pieces)
+        super().__init__(pieces, np.min_scalar_type(eot))
         self.starts = starts
         self.eot = eot
-        self.dtype = np.result_type(self.dtype, np.min_scalar_type(eot))
 
     def __len__(self) -> int:
         return super().__len__() + len(self.starts)
@@ -159,45 +133,14 @@ class SeparatedStream(TokenStream):
         ids[from_files] = super()._read(start - first, stop - after)
         return ids
 
-    def _spans(self, starts: npt.NDArray[np.int64], length: int) -> Iterator[IntArray]:
-        eots = self._eots_before(starts + length) - self._eots_before(starts)
-        for span, inside in zip(super()._spans(starts, length), eots.tolist(), strict=True):
-            yield span[:0] if inside else span
-
-    def _places(self, starts: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        return super()._places(starts - self._eots_before(starts))
+    def _places(self, starts: npt.NDArray[np.int64], length: int) -> Iterable[tuple[int, int, bool]]:
+        before = self._eots_before(starts)
+        inside = self._eots_before(starts + length) - before
+        for (piece, begin, whole), eots in zip(super()._places(starts - before, length), inside.tolist(), strict=True):
+            yield piece, begin, whole and not eots
 
     def _eots_before(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.searchsorted(self.starts, positions.astype(np.uint64))
-
-
-class _Mapping:
-    """What the system is told about a file that is mapped for reading."""
-
-    def __init__(self, mapped: mmap.mmap, first_byte: int, itemsize: int) -> None:
-        self.mapped = mapped
-        self.first_byte = first_byte  # of the ids, in the mapping
-        self.itemsize = itemsize
-
-    @classmethod
-    def of(cls, piece: IntArray) -> "_Mapping | None":
-        """None where a piece is no file, may be written to, or the platform takes no advice."""
-        if not isinstance(piece, np.memmap) or piece.mode != "r" or not isinstance(piece.base, mmap.mmap):
-            return None
-        if not (hasattr(mmap, "MADV_WILLNEED") and hasattr(mmap, "MADV_DONTNEED")):
-            return None
-        return cls(piece.base, piece.offset % mmap.ALLOCATIONGRANULARITY, piece.itemsize)
-
-    def will_need(self, begin: int, length: int) -> None:
-        """Ids begin .. begin + length - 1 are read soon; those behind the end are not asked for."""
-        first = self.first_byte + begin * self.itemsize
-        page = first - first % mmap.PAGESIZE
-        if page < len(self.mapped):
-            self.mapped.madvise(mmap.MADV_WILLNEED, page, first - page + length * self.itemsize)
-
-    def give_back(self) -> None:
-        """Unmap every page; the next read maps it again, from the file or the system's cache."""
-        self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class TokenStore:
