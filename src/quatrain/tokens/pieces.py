@@ -4,6 +4,7 @@ Pages of a map that were touched count as the process's memory, up to 2 MB for e
 128 kB for each of them; and a file that was cut short ends the process. None of it is so for `pread`.
 """
 
+import contextlib
 import os
 import weakref
 from functools import cached_property
@@ -68,7 +69,8 @@ class _File:
     def advise(self, begin: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
             where = self.offset + begin * self.size
-            os.posix_fadvise(self._descriptor, where, length * self.size, os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError):  # some file systems take no advice
+                os.posix_fadvise(self._descriptor, where, length * self.size, os.POSIX_FADV_WILLNEED)
 
     def _in_parts(self, where: int, wanted: int) -> bytes:
         """One read gives at most 2 GB."""

@@ -37,10 +37,10 @@ class Feed:
         self.waited = 0.0  # seconds that `next` stood still
         self._gathered, self._advised = itertools.tee(first_rows)
         self._coming: deque[tuple[Future[Batch], Slot]] = deque()
-        self._copies = _new_stream(loader.device) if loader.device.type == "cuda" else None
+        self._copies = Copies(loader.device) if loader.device.type == "cuda" else None
 
     def __enter__(self) -> Self:
-        self._thread = ThreadPoolExecutor(1, "feed", _use_device_of, (self._copies,))
+        self._thread = ThreadPoolExecutor(1, "feed", self._copies.begin if self._copies else None)
         for first in itertools.islice(self._advised, self.depth):
             self._thread.submit(self.loader.advise, first, self.micro_batch)
         for _ in range(self.depth):
@@ -80,13 +80,9 @@ class Feed:
 
 
 class Slot:
-    """The place of one batch on its way to a device.
+    """The place of one batch on its way to a device; without `copies`, the device computes where it was gathered."""
 
-    For CUDA it is pinned memory, filled anew only behind the event of its copy; the copy has a stream
-    of its own, on which it need not wait for the computation. For another device it holds nothing.
-    """
-
-    def __init__(self, device: torch.device, copies: torch.cuda.Stream | None) -> None:
+    def __init__(self, device: torch.device, copies: "Copies | None") -> None:
         self.device = device
         self.copies = copies
         self._pinned: dict[str, torch.Tensor] = {}
@@ -98,40 +94,49 @@ class Slot:
             return batch
         if self._copied is not None:
             self._copied.synchronize()
-        pinned: dict[str, Any] = {name: self._pin(name, tensor) for name, tensor in batch.tensors().items()}
+        pinned: dict[str, Any] = {
+            name: self._pin(name, tensor, self.copies) for name, tensor in batch.tensors().items()
+        }
         return replace(batch, **pinned)
 
     def send(self, batch: Batch) -> Batch:
-        """The batch on the device; on CUDA what is computed with it from now on waits for its copy."""
+        """The batch on the device."""
         if self.copies is None:
             return batch.map(lambda tensor: tensor.to(self.device))
-        self._copied = _new_event()
-        with torch.cuda.stream(self.copies):
-            sent = batch.map(lambda tensor: tensor.to(self.device, non_blocking=True))
-            self._copied.record(self.copies)
-        computing = torch.cuda.current_stream(self.device)
-        computing.wait_event(self._copied)
-        for tensor in sent.tensors().values():
-            tensor.record_stream(computing)  # its memory belongs to the other stream
+        sent, self._copied = self.copies.start(batch)
         return sent
 
-    def _pin(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _pin(self, name: str, tensor: torch.Tensor, copies: "Copies") -> torch.Tensor:
         pinned = self._pinned.get(name)
         if pinned is None or pinned.shape != tensor.shape:
-            pinned = self._pinned[name] = torch.empty_like(tensor, pin_memory=True)
+            pinned = self._pinned[name] = copies.pinned_like(tensor)
         np.copyto(pinned.numpy(), tensor.numpy())  # in this thread: torch would wake as many as it computes with
         return pinned
 
 
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
+class Copies:
+    """Copies from pinned memory to a CUDA device, on a stream of their own: they do not wait for the computation."""
 
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
 
-def _new_event() -> torch.cuda.Event:
-    # Blocking: waiting for it must not keep a core busy.
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch has no types here
+    def begin(self) -> None:
+        """To be called first in a thread that pins: it begins on device 0, and pinned memory belongs to a device."""
+        torch.cuda.set_device(self.stream.device)
 
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Pinned memory of a tensor's shape and dtype."""
+        return torch.empty_like(tensor, pin_memory=True)
 
-def _use_device_of(copies: torch.cuda.Stream | None) -> None:
-    if copies is not None:  # a thread begins on device 0, and pinned memory belongs to a device
-        torch.cuda.set_device(copies.device)
+    def start(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        """The batch on the device, and the event behind its copy, for which the computation from here on waits."""
+        # Blocking: the thread that waits for it must not keep a core busy.
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self.stream):
+            sent = batch.map(lambda tensor: tensor.to(self.stream.device, non_blocking=True))
+            copied.record(self.stream)
+        computing = torch.cuda.current_stream(self.stream.device)
+        computing.wait_event(copied)
+        for tensor in sent.tensors().values():
+            tensor.record_stream(computing)  # its memory came from the other stream and must not go back too early
+        return sent, copied
