@@ -1,7 +1,8 @@
 """Where the ids of a stream's pieces come from: an array, or a file that is read in place of its map.
 
-Pages of a map that were touched count as the process's memory, up to 2 MB for every id; a disk reads
-128 kB for each of them; and a file that was cut short ends the process. None of it is so for `pread`.
+Pages of a map count as the process's memory once they are touched, and hundreds of kB around a window
+with them; from a disk as much is read; and a file that was cut short ends the process. None of it is
+so for `pread`.
 """
 
 import contextlib
