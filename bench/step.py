@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from quatrain.model import attention, loss, masks
+from quatrain.model import attention, masks
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import keep_freed_memory, pick_precision
 from quatrain.model.gpt import GPT

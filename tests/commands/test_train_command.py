@@ -14,7 +14,17 @@ from quatrain.recipes.resolve import options, resolve
 from quatrain.training.progress import TerminalWatcher
 from test_cli import TINY, call, done, files_in, full_after, refused
 
-KEYS = {"step", "tokens", "train_loss", "val_loss", "tokens_per_second", "seconds", "checkpoint", "stopped"}
+KEYS = {
+    "step",
+    "tokens",
+    "train_loss",
+    "val_loss",
+    "tokens_per_second",
+    "data_wait",
+    "seconds",
+    "checkpoint",
+    "stopped",
+}
 
 
 @pytest.fixture(autouse=True)

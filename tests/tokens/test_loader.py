@@ -15,7 +15,7 @@ from quatrain.tokens import loader as loader_module
 from quatrain.tokens.config import DataConfig, PrepareConfig
 from quatrain.tokens.loader import Loader, batch_of
 from quatrain.tokens.order import window_starts
-from quatrain.tokens.packing import packed_mask
+from quatrain.tokens.packing import IGNORED, packed_mask
 from quatrain.tokens.store import TokenStore, TokenStream
 from quatrain.tokens.writer import prepare
 
@@ -82,10 +82,9 @@ def test_any_ranks_and_micro_batches_see_the_same_global_batch(rows_per_rank, wo
 
 
 def test_case_05_ranks_never_share_a_batch(monkeypatch):
-    loader = Loader(positions_stream(500, 501), DataConfig(seq_len=10), eot=0)
-
     def hashes():
-        return {loader.hash_of(rank * 4, 4) for rank in range(8)}
+        loaders = [Loader(positions_stream(500, 501), DataConfig(seq_len=10), eot=0) for _ in range(8)]
+        return {loader.hash_of(rank * 4, 4) for rank, loader in enumerate(loaders)}
 
     assert len(hashes()) == 8
     monkeypatch.setattr(loader_module, "window_starts", lambda order, n, T, seed, rows: np.arange(len(rows)) * T)
@@ -100,6 +99,35 @@ def test_the_hash_is_that_of_the_windows_whatever_the_packing():
     assert concat.hash_of(5, 3) == hashlib.sha256(windows.astype("<i8").tobytes()).hexdigest()
     assert document.hash_of(5, 3) == concat.hash_of(5, 3)
     assert concat.hash_of(6, 3) != concat.hash_of(5, 3)
+
+
+def test_the_hash_of_many_rows_is_that_of_their_windows_in_one():
+    loader = Loader(positions_stream(70, 31), DataConfig(seq_len=9), eot=0)
+    batch = loader.batch(5, 700)
+    windows = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1).numpy()
+    assert loader.hash_of(5, 700) == hashlib.sha256(windows.astype("<i8").tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+def test_starts_that_were_computed_along_are_those_of_their_rows_however_one_jumps(order, monkeypatch):
+    monkeypatch.setattr(loader_module, "STARTS_AT_ONCE", 7)
+    loader = Loader(positions_stream(101), DataConfig(seq_len=8, order=order), eot=0)
+    for first, count in [(0, 3), (3, 3), (6, 2), (5, 2), (0, 7), (1, 7), (40, 30), (12, 1), (3, 0), (69, 2)]:
+        rows = np.arange(first, first + count)
+        assert loader.batch(first, count).inputs[:, 0].tolist() == window_starts(order, 101, 8, 1337, rows).tolist()
+
+
+def test_a_batch_is_gathered_for_another_device_when_one_is_named():
+    loader = Loader(positions_stream(101), DataConfig(seq_len=8), 0, "meta")
+    assert loader.batch(3, 2).inputs.device.type == "meta"
+    assert loader.batch(3, 2, torch.device("cpu")).inputs.device.type == "cpu"
+
+
+@given(first=st.integers(0, 100), count=st.integers(1, 40))
+def test_the_valid_targets_of_rows_are_known_without_reading_them(first, count):
+    loader = Loader(positions_stream(90, 111), DataConfig(seq_len=10), eot=0)
+    valid = loader.valid(first, count)
+    assert valid == loader.batch(first, count).valid == int((loader.batch(first, count).targets != IGNORED).sum())
 
 
 def test_case_11_14_15_a_row_is_the_same_for_a_fresh_loader_in_any_epoch():

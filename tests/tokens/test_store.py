@@ -86,6 +86,9 @@ def test_reading_outside_a_stream_is_an_error_not_a_shorter_row(start, stop):
         stream.read(start, stop)
     with pytest.raises(IndexError, match="steps of 1"):
         stream[::2]
+    if start < stop:
+        with pytest.raises(IndexError, match=f"rows of {stop - start} ids at {start}..{start} of a stream of 5"):
+            stream.gather(np.array([start]), stop - start)
 
 
 def test_a_stream_gives_single_ids_as_an_array_does(folder):
@@ -318,6 +321,9 @@ def test_a_stream_with_eots_by_its_index_reads_as_if_the_files_held_them(documen
     assert np.array_equal(stream.read(start, stop), plain[start:stop])
     with pytest.raises(IndexError, match="of a stream of"):
         stream.read(0, len(plain) + 1)
+    length = data.draw(st.integers(0, len(plain)))
+    every = np.arange(len(plain) - length + 1)
+    assert np.array_equal(stream.gather(every, length), np.stack([plain[at : at + length] for at in every]))
 
 
 def test_a_window_costs_the_same_however_many_eots_the_index_supplies():

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -22,7 +23,7 @@ from quatrain.model.gpt import GPT
 from quatrain.model.loss import loss_of
 from quatrain.model.pretrained import load_model
 from quatrain.tokens.config import DataConfig, PrepareConfig
-from quatrain.tokens.loader import Loader
+from quatrain.tokens.loader import Batch, Loader
 from quatrain.tokens.packing import IGNORED
 from quatrain.tokens.rows import row_table
 from quatrain.tokens.store import TokenStore
@@ -59,7 +60,7 @@ TINY: dict[str, Any] = {
     "sample_prompt": "",
 }
 SAVING = {"eval_every": 2, "save_every": 3}
-TIMES = {"seconds", "tokens_per_second"}
+TIMES = {"seconds", "tokens_per_second", "data_wait"}
 
 Go = Callable[..., dict[str, Any]]
 
@@ -178,7 +179,7 @@ def test_a_run_begins_near_ln_v_and_learns(go: Go, sonnets: TokenStore, tmp_path
     found = losses(tmp_path)
     assert abs(found[0] - math.log(sonnets.vocab_size)) < 0.1
     assert found[-1] < 3.2
-    keys = "step tokens train_loss val_loss tokens_per_second seconds checkpoint stopped"
+    keys = "step tokens train_loss val_loss tokens_per_second data_wait seconds checkpoint stopped"
     assert done.keys() == set(keys.split())
     assert (done["step"], done["tokens"], done["train_loss"], done["stopped"]) == (40, 40 * 384, found[-1], False)
     assert done["val_loss"] == JsonLines(tmp_path / "metrics.jsonl").rows()[-1]["val_loss"]
@@ -200,6 +201,53 @@ def test_training_rows_count_from_one_and_carry_tokens_rate_and_time(
     assert all(row["grad_norm"] > 0 and row["tokens_per_second"] > 0 for row in rows)
     assert [row["epoch"] for row in rows] == [round(24 * at / 273, 4) for at in range(1, 10)]
     assert {row["mfu"] for row in rows} == {None}  # the peak of a CPU is not known
+    assert all(0 <= row["data_wait"] <= 1 for row in rows)
+
+
+def test_data_that_cannot_be_read_end_the_run_with_their_own_error_and_no_thread(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, threads = Loader.batch, threading.active_count()
+
+    def failing(loader: Loader, first_row: int, *rest: Any) -> Batch:
+        if first_row == 5 * 24 + 12:
+            raise DataError("a.bin: ends at byte 7")
+        return right(loader, first_row, *rest)
+
+    monkeypatch.setattr(Loader, "batch", failing)
+    with pytest.raises(DataError, match=r"^a\.bin: ends at byte 7$"):
+        go(tmp_path, save_every=2)
+    assert (steps_kept(tmp_path), len(losses(tmp_path))) == ([2, 4], 5)
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemError("killed")])
+def test_whatever_ends_a_run_ends_the_thread_that_reads_ahead(
+    go: Go, tmp_path: Path, error: BaseException | type[BaseException]
+) -> None:
+    def act() -> None:
+        raise error
+
+    threads = threading.active_count()
+    with pytest.raises((KeyboardInterrupt, SystemError)):
+        go(tmp_path, watcher=Notes(2, act))
+    assert threading.active_count() == threads
+
+
+def test_the_thread_that_reads_ahead_reads_nothing_behind_the_last_step(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, read = Loader.batch, list[int]()
+
+    def noting(loader: Loader, first_row: int, count: int, *rest: Any) -> Batch:
+        if threading.current_thread() is not threading.main_thread():
+            read.append(first_row)
+        return right(loader, first_row, count, *rest)
+
+    monkeypatch.setattr(Loader, "batch", noting)
+    for stop_at in (3, 3, None):
+        go(tmp_path, stop_at)
+    assert read == list(range(0, 8 * 24, 12))
 
 
 def test_mfu_is_the_share_of_the_peak_that_the_rate_takes(

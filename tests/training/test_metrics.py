@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quatrain.errors import QuatrainError
-from quatrain.training.metrics import JsonLines
+from quatrain.training.metrics import JsonLines, data_wait
 
 
 @pytest.fixture
@@ -80,3 +80,11 @@ def test_rows_of_training_and_of_validation_are_told_apart_by_what_they_hold(lin
 def test_a_row_that_cannot_be_written_is_one_message_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(QuatrainError, match=r"absent/metrics\.jsonl: cannot write 12 bytes"):
         JsonLines(tmp_path / "absent" / "metrics.jsonl").append({"step": 0})
+
+
+def test_the_share_of_waiting_is_that_of_the_time_of_all_steps() -> None:
+    quick, long = {"tokens_per_second": 900.0, "data_wait": 0.5}, {"tokens_per_second": 100.0, "data_wait": 0.1}
+    assert data_wait([quick]) == 0.5
+    assert data_wait([quick, long]) == pytest.approx(0.14)  # the long step took nine tenths of the time
+    assert data_wait([quick, {"tokens_per_second": 100.0}]) == pytest.approx(0.05)  # a row from before it was measured
+    assert data_wait([]) is None

@@ -20,8 +20,9 @@ from quatrain.interop.config import ShardFormat, ShardsConfig
 from quatrain.interop.megatron import index_bytes
 from quatrain.interop.scan import SECONDS_BETWEEN_LINES, Report
 from quatrain.interop.shards import HEADER_BYTES, HEADERS
+from quatrain.tokens.pieces import IntArray
 from quatrain.tokens.shards import HashedFile
-from quatrain.tokens.store import IntArray, SplitName, TokenStore, TokenStream
+from quatrain.tokens.store import SplitName, TokenStore, TokenStream
 
 MARK = "export.json"
 CHUNK = 1 << 22  # ids written at once

@@ -8,8 +8,9 @@ import numpy.typing as npt
 from quatrain.console import progress
 from quatrain.errors import DataError
 from quatrain.tokens.packing import padding_waste
+from quatrain.tokens.pieces import IntArray
 from quatrain.tokens.rows import best_fit
-from quatrain.tokens.store import IntArray, SplitName, TokenStore
+from quatrain.tokens.store import SplitName, TokenStore
 
 CHUNK = 1 << 20  # entries of the index read at once
 BINS = 20  # at most, in a histogram

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from quatrain.tokens.store import IntArray
+from quatrain.tokens.pieces import IntArray
 
 IGNORED = -100  # a target that no loss counts
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
@@ -67,6 +67,19 @@ class RowTable:
     def padding(self) -> int:
         """The positions that hold no target."""
         return self.rows * self.seq_len - self.targets
+
+    def targets_of(self, rows: Ints) -> int:
+        """The targets of some rows."""
+        return int((self._targets_before[self.bounds[rows + 1]] - self._targets_before[self.bounds[rows]]).sum())
+
+    def firsts_of(self, rows: Ints) -> Ints:
+        """The first input of each piece of some rows."""
+        return np.concatenate([self.firsts[self.bounds[row] : self.bounds[row + 1]] for row in rows])
+
+    @cached_property
+    def _targets_before(self) -> Ints:
+        """Of each piece the targets of all pieces before it, (pieces + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
 
     def pieces(self, row: int) -> list[tuple[int, int]]:
         """First input and number of targets of each piece of a row."""

@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -16,14 +16,12 @@ import numpy.typing as npt
 from quatrain.errors import DataError
 from quatrain.text.tokenizer_json import EOT_TEXT
 from quatrain.text.tokenizers import Tokenizer, load_tokenizer
+from quatrain.tokens.pieces import AGAIN, IntArray, source_of
 
 VERSION = 1
-AGAIN = "copy it again, or remove the folder and prepare again"
 HASHED_AT_ONCE = 1 << 20  # bytes
 SplitName = Literal["train", "val"]
 SPLITS: tuple[SplitName, ...] = ("train", "val")
-
-IntArray = npt.NDArray[np.integer[Any]]
 
 
 class TokenStream:
@@ -34,20 +32,27 @@ class TokenStream:
     """
 
     def __init__(
-        self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64] | None = None, name: str = "this stream"
+        self,
+        pieces: Sequence[IntArray],
+        starts: npt.NDArray[np.uint64] | None = None,
+        name: str = "this stream",
+        also: Sequence[np.dtype[Any]] = (),
     ) -> None:
-        self.pieces = list(pieces)
+        """Of the narrowest dtype that holds those of the pieces, and `also` these."""
+        self.pieces = list(pieces) or [np.empty(0, dtype=np.uint16)]
         self.starts = starts
         self.name = name
         self.ends = np.cumsum([len(piece) for piece in self.pieces], dtype=np.int64)  # position after each piece
-        self.dtype = np.result_type(*self.pieces) if self.pieces else np.dtype(np.uint16)
+        self._begins = self.ends - [len(piece) for piece in self.pieces]
+        self.dtype = np.result_type(*self.pieces, *also)
         if self.dtype.kind not in "iu":  # int64 beside uint64 would become floats, and large ids others
             raise TypeError(
                 f"ids are integers, these pieces are {', '.join(str(piece.dtype) for piece in self.pieces)}"
             )
+        self._sources = [source_of(piece, self.dtype) for piece in self.pieces]
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return int(self.ends[-1])
 
     @overload
     def __getitem__(self, where: int) -> int: ...
@@ -80,19 +85,36 @@ class TokenStream:
         piece = int(np.searchsorted(self.ends, start, side="right"))
         filled = 0
         while filled < len(ids):
-            begin = start + filled - (int(self.ends[piece]) - len(self.pieces[piece]))
-            part = self.pieces[piece][begin : begin + len(ids) - filled]
-            ids[filled : filled + len(part)] = part
-            filled += len(part)
+            begin = start + filled - int(self._begins[piece])
+            count = min(len(ids) - filled, len(self.pieces[piece]) - begin)
+            ids[filled : filled + count] = np.frombuffer(self._sources[piece].read(begin, count), dtype=self.dtype)
+            filled += count
             piece += 1
         return ids
 
-    def gather(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-        """Rows of consecutive ids, int64, shape (len(starts), length)."""
-        rows = np.empty((len(starts), length), dtype=np.int64)
-        for row, start in enumerate(starts.tolist()):
-            rows[row] = self.read(start, start + length)
-        return rows
+    def gather(self, starts: npt.NDArray[np.int64], length: int, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+        """Rows of consecutive ids, shape (len(starts), length); raises `IndexError` for ids beyond the stream."""
+        if not len(starts) or not length:
+            return np.empty((len(starts), length), dtype=dtype)
+        if starts.min() < 0 or starts.max() + length > len(self):
+            raise IndexError(f"rows of {length} ids at {starts.min()}..{starts.max()} of a stream of {len(self)}")
+        rows = bytearray().join(
+            self._sources[piece].read(begin, length) if whole else self._read(start, start + length).tobytes()
+            for start, (piece, begin, whole) in zip(starts.tolist(), self._places(starts, length), strict=True)
+        )
+        return np.frombuffer(rows, dtype=self.dtype).reshape(len(starts), length).astype(dtype, copy=False)
+
+    def advise(self, starts: npt.NDArray[np.int64], length: int) -> None:
+        """Have the system read ahead, where it can, what `gather` will be asked for; returns at once."""
+        for piece, begin, _ in self._places(starts, length):
+            self._sources[piece].advise(begin, length)
+
+    def _places(self, starts: npt.NDArray[np.int64], length: int) -> Iterable[tuple[int, int, bool]]:
+        """Of each row the piece in which it begins, where in it, and whether that piece holds all of the row."""
+        pieces = np.minimum(np.searchsorted(self.ends, starts, side="right"), len(self.ends) - 1)
+        begins = starts - self._begins[pieces]
+        whole = starts + length <= self.ends[pieces]
+        return zip(pieces.tolist(), begins.tolist(), whole.tolist(), strict=True)
 
 
 class SeparatedStream(TokenStream):
@@ -107,9 +129,8 @@ class SeparatedStream(TokenStream):
     def __init__(
         self, pieces: Sequence[IntArray], starts: npt.NDArray[np.uint64], eot: int, name: str = "this stream"
     ) -> None:
-        super().__init__(pieces, starts, name)
+        super().__init__(pieces, starts, name, [np.min_scalar_type(eot)])
         self.eot = eot
-        self.dtype = np.result_type(self.dtype, np.min_scalar_type(eot))
 
     def __len__(self) -> int:
         return super().__len__() + len(self.starts)
@@ -123,6 +144,15 @@ class SeparatedStream(TokenStream):
         ids = np.full(stop - start, self.eot, dtype=self.dtype)
         ids[from_files] = super()._read(start - first, stop - after)
         return ids
+
+    def _places(self, starts: npt.NDArray[np.int64], length: int) -> Iterable[tuple[int, int, bool]]:
+        before = self._eots_before(starts)
+        inside = self._eots_before(starts + length) - before
+        for (piece, begin, whole), eots in zip(super()._places(starts - before, length), inside.tolist(), strict=True):
+            yield piece, begin, whole and not eots
+
+    def _eots_before(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.searchsorted(self.starts, positions.astype(np.uint64))
 
 
 class TokenStore:

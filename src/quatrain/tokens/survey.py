@@ -13,7 +13,8 @@ from quatrain.console import progress
 from quatrain.errors import DataError
 from quatrain.mixing import derive, uniform
 from quatrain.tokens.lengths import PaddedRows
-from quatrain.tokens.store import IntArray, SplitName, TokenStore
+from quatrain.tokens.pieces import IntArray
+from quatrain.tokens.store import SplitName, TokenStore
 
 SAMPLE = 1 << 24  # ids read of a larger split
 BLOCKS = 256  # places from which its targets are counted

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.errors import DataError
-from quatrain.tokens.store import IntArray, TokenStream
+from quatrain.tokens.pieces import IntArray
+from quatrain.tokens.store import TokenStream
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 

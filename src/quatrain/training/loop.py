@@ -5,6 +5,7 @@ so an interrupted run goes on as if it had never stopped.
 """
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -40,8 +41,9 @@ from quatrain.training.checkpoint import (
     settings_sha256,
 )
 from quatrain.training.config import OptimConfig, TrainConfig, batch_mistakes
+from quatrain.training.feed import Feed
 from quatrain.training.flops import flops_per_token, peak_flops
-from quatrain.training.metrics import JsonLines, Row
+from quatrain.training.metrics import JsonLines, Row, data_wait
 from quatrain.training.optim import build_optimizer
 from quatrain.training.progress import Silent, Watcher
 from quatrain.training.schedule import learning_rate, momentum
@@ -202,24 +204,24 @@ class Trainer:
         return wanted is True or (wanted == "auto" and device.type == "cuda" and possible)
 
     def _loop(self, last: int, stop: StopRequest) -> None:
-        while True:
-            if self._validation_is_due():
-                self._validate(stop)
-            if self._save_is_due(last, stop):
-                self._save()
-            if stop or self.at.step >= last:
-                return
-            self._train_step()
+        end = self.at.rows + max(0, last - self.at.step) * self.rows_per_step
+        rows = range(self.at.rows, end, self.config.micro_batch)
+        with Feed(self.loader, rows, self.config.micro_batch) as feed:
+            while True:
+                if self._validation_is_due():
+                    self._validate(stop)
+                if self._save_is_due(last, stop):
+                    self._save()
+                if stop or self.at.step >= last:
+                    return
+                self._train_step(feed)
 
-    def _train_step(self) -> None:
-        started = time.perf_counter()
+    def _train_step(self, feed: Feed) -> None:
+        started, waited = time.perf_counter(), feed.waited
         step, config = self.at.step, self.config
         lr = learning_rate(step, self.optim, config.steps)
-        micro_batches = [
-            self.loader.batch(self.at.rows + first, config.micro_batch)
-            for first in range(0, self.rows_per_step, config.micro_batch)
-        ]
-        valid = sum(batch.valid for batch in micro_batches)
+        micro_batches = itertools.islice(feed, self.rows_per_step // config.micro_batch)
+        valid = self.loader.valid(self.at.rows, self.rows_per_step)
         self.model.train()
         result = self.step(step, lr, micro_batches, valid, momentum(step, self.optim))
         seconds = time.perf_counter() - started
@@ -240,6 +242,7 @@ class Trainer:
             "epoch": round(self.at.rows / self.loader.rows_per_epoch, 4),
             "tokens_per_second": round(rate, 1),
             "mfu": round(rate * self.flops_per_token / self.peak_flops, 4) if self.peak_flops else None,
+            "data_wait": round((feed.waited - waited) / seconds, 4),
             "seconds": round(self.at.seconds, 4),
         }
         self.metrics.append(row)
@@ -393,6 +396,7 @@ class Trainer:
             "train_loss": trained[-1]["loss"] if trained else None,
             "val_loss": validated[-1]["val_loss"] if validated else None,
             "tokens_per_second": trained[-1]["tokens_per_second"] if trained else None,
+            "data_wait": data_wait(trained),
             "seconds": round(self.at.seconds, 3),
             "checkpoint": str(checkpoint_folder(self.folder, self.at.step)),
             "stopped": self.at.step < self.config.steps,

@@ -50,3 +50,10 @@ class JsonLines:
             if not line.endswith(b"\n") or not isinstance(row, dict) or "step" not in row:
                 return
             yield line, row
+
+
+def data_wait(trained: list[Row]) -> float | None:
+    """The share of the time of these steps that was spent waiting for data; None without steps."""
+    seconds = [1 / row["tokens_per_second"] for row in trained]  # of a token: steps have equally many
+    waited = [share * row.get("data_wait", 0.0) for share, row in zip(seconds, trained, strict=True)]
+    return round(sum(waited) / sum(seconds), 4) if trained else None
