@@ -348,7 +348,7 @@ def test_a_checkpoint_of_a_run_of_llama_or_qwen3_is_a_folder_of_transformers(tra
     assert ids[0].tolist() == sonnets.tokenizer.encode("When in the chro").tolist()
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, load_model(Path(folder))(ids), atol=1e-5, rtol=0)
-    assert theirs.config.architectures[0] in done("inspect", "run").err
+    assert theirs.config.architectures[0] in done("inspect", "run").out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
