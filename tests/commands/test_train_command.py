@@ -8,7 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
+from quatrain.model.pretrained import load_model
 from quatrain.recipes.named import RECIPES
 from quatrain.recipes.resolve import options, resolve
 from quatrain.training.progress import TerminalWatcher
@@ -331,6 +333,32 @@ def test_a_moved_store_goes_on(tiny):
 def test_a_model_that_no_class_expresses_is_said_before_the_first_step(train):
     out = done(*train, "--model.qk-norm=true", "--model.mlp=swiglu", "--stop-at", "0").out
     assert "checkpoints are model_type 'quatrain'" in out
+
+
+LLAMA = ["--model.position=rope", "--model.norm=rmsnorm", "--model.mlp=swiglu", "--model.bias=false"]
+
+
+@pytest.mark.parametrize(
+    ("switches", "model_type"),
+    [
+        (["--model.tied=false", "--model.dropout=0.1"], "llama"),
+        (["--model.n-kv-head=1", "--model.qk-norm=true"], "qwen3"),
+    ],
+)
+def test_a_checkpoint_of_a_run_of_llama_or_qwen3_is_a_folder_of_transformers(train, sonnets, switches, model_type):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    done(*train, *LLAMA, *switches, "--stop-at", "3")
+    answer = done(*train, *LLAMA, *switches, "--json")  # it goes on from such a folder
+    assert "model_type" not in answer.err
+    folder = answer.json["checkpoint"]
+    theirs, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert theirs.config.model_type == model_type
+    ids = tokenizer("When in the chro", return_tensors="pt").input_ids
+    assert ids[0].tolist() == sonnets.tokenizer.encode("When in the chro").tolist()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, load_model(Path(folder))(ids), atol=1e-5, rtol=0)
+    assert theirs.config.architectures[0] in done("inspect", "run").out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

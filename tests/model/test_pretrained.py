@@ -1,12 +1,11 @@
 import base64
 import json
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from folders import LETTERS, LLAMA, QWEN3, logits_of, random_model, read_json, saved
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -15,133 +14,16 @@ from conftest import shared_file
 from quatrain.errors import DataError
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
+from quatrain.model.layouts import layout_of
 from quatrain.model.pretrained import (
-    GPT2Layout,
     disk_shapes,
-    layout_of,
+    disk_weights,
     load_folder_tokenizer,
     load_model,
     parameter_count,
     read_config,
-    save_model,
 )
-from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, gpt2
-
-TINY = {"n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 12, "vocab_size": 11, "vocab_multiple": 64}
-LETTERS = CharTokenizer("abcdefghij")  # 11 ids with eot
-# Every switch that changes what is computed; the rest of GPT2LMHeadModel's are fixed.
-POSITIONS, NORMS, MLPS = ("learned", "rope"), ("layernorm", "rmsnorm"), ("gelu_tanh", "swiglu", "relu2")
-REST = list(product((0, 2), (False, True), (False, True), (False, True)))  # kv heads, qk_norm, bias, tied
-
-
-def expressed_by_gpt2(config: ModelConfig) -> bool:
-    return (
-        (config.position, config.norm, config.bias, config.qk_norm) == ("learned", "layernorm", True, False)
-        and config.mlp in ("gelu_tanh", "relu2")
-        and config.n_kv_head in (0, 4)
-    )
-
-
-def random_model(**switches) -> GPT:
-    """A model in which every weight, bias and norm differs from its initial value."""
-    generator = torch.Generator().manual_seed(0)
-    model = GPT(ModelConfig(**{**TINY, **switches}), generator).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-        for table in (model.transformer["wte"].weight, model.head_weight):
-            table[model.config.vocab_size :] = 0
-    return model
-
-
-def saved(model: GPT, folder: Path, tokenizer: Tokenizer = LETTERS) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_model(model, tokenizer, folder)
-    return folder
-
-
-def logits_of(model: torch.nn.Module) -> torch.Tensor:
-    ids = torch.randint(0, 11, (3, 12), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        output = model(ids)
-    return output if isinstance(output, torch.Tensor) else output.logits
-
-
-def read_json(path: Path):
-    return json.loads(path.read_bytes())
-
-
-@pytest.mark.parametrize("mlp", MLPS)
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("position", POSITIONS)
-def test_every_combination_of_switches_comes_back_bit_for_bit(position, norm, mlp, tmp_path):
-    for n_kv_head, qk_norm, bias, tied in REST:
-        switches = {"n_kv_head": n_kv_head, "qk_norm": qk_norm, "bias": bias, "tied": tied}
-        model = random_model(n_layer=1, position=position, norm=norm, mlp=mlp, **switches)
-        folder = saved(model, tmp_path)
-        back = load_model(folder)
-
-        facts = read_json(folder / "config.json")
-        assert facts["model_type"] == ("gpt2" if expressed_by_gpt2(model.config) else "quatrain"), switches
-        assert facts["vocab_size"] == 11
-        assert load_file(folder / "model.safetensors")["transformer.wte.weight"].shape == (11, 16)  # not the padded one
-        assert replace(back.config, n_kv_head=back.config.kv_heads) == replace(
-            model.config, n_kv_head=model.config.kv_heads
-        )
-        assert not back.training
-        for (name, one), (other_name, other) in zip(model.named_parameters(), back.named_parameters(), strict=True):
-            assert name == other_name
-            assert torch.equal(one, other), (name, switches)  # with the padding rebuilt
-        assert (back.head_weight is back.transformer["wte"].weight) == tied  # case_60
-        assert torch.equal(logits_of(back), logits_of(model))
-
-
-GPT2_TABLE = [
-    {"mlp": mlp, "tied": tied, "n_kv_head": n_kv_head, "vocab_multiple": multiple, "dropout": dropout}
-    for mlp, tied, n_kv_head, (multiple, dropout) in product(
-        ("gelu_tanh", "relu2"), (True, False), (0, 4), ((64, 0.0), (1, 0.2))
-    )
-]
-
-
-def test_logits_are_those_of_transformers_for_every_combination_that_gpt2_expresses(tmp_path):
-    from transformers import AutoModelForCausalLM, GPT2LMHeadModel
-
-    for number, switches in enumerate(GPT2_TABLE):
-        model = random_model(**switches)
-        assert expressed_by_gpt2(model.config)
-        folder = saved(model, tmp_path / str(number))
-        theirs, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-        assert isinstance(theirs, GPT2LMHeadModel)
-        assert not any(info.values()), info  # nothing missing, unexpected or of another shape
-        torch.testing.assert_close(logits_of(theirs), logits_of(model), atol=1e-5, rtol=0, msg=str(switches))
-        assert theirs.config.bos_token_id == theirs.config.eos_token_id == LETTERS.eot
-        assert theirs.generation_config.bos_token_id == theirs.generation_config.eos_token_id == LETTERS.eot
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh", "relu2"])
-@pytest.mark.parametrize("n_inner", [None, 64])
-def test_a_folder_of_transformers_gives_its_logits_here(activation, tied, n_inner, tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    shape = {"n_layer": 2, "n_head": 4, "n_embd": 16, "n_positions": 12, "vocab_size": 11, "n_inner": n_inner}
-    ids = {"bos_token_id": 10, "eos_token_id": 10}
-    config = GPT2Config(**shape, **ids, activation_function=activation, tie_word_embeddings=tied)
-    theirs = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.2)
-    theirs.save_pretrained(tmp_path)
-
-    model = load_model(tmp_path)
-    torch.testing.assert_close(logits_of(model), logits_of(theirs), atol=1e-5, rtol=0)
-    assert (model.head_weight is model.transformer["wte"].weight) == tied  # case_60
-    again = load_file(saved(model, tmp_path / "again") / "model.safetensors")
-    original = load_file(tmp_path / "model.safetensors")
-    assert again.keys() == original.keys()
-    assert all(torch.equal(again[name], original[name]) for name in original)
+from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer, CharTokenizer, FileTokenizer, gpt2
 
 
 def test_case_60_a_loaded_model_stays_tied_in_bf16(tmp_path):
@@ -150,32 +32,16 @@ def test_case_60_a_loaded_model_stays_tied_in_bf16(tmp_path):
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
 
 
-def test_a_missing_transpose_is_noticed(tmp_path, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    model = random_model()  # without attn.c_proj, which is square: no shape tells that it lies the wrong way round
-    monkeypatch.setattr(GPT2Layout, "conv1d", ("c_attn.weight", "mlp.c_proj.weight", "c_fc.weight"))
-    theirs = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path))
-    assert (logits_of(theirs) - logits_of(model)).abs().max() > 1e-2
-
-
-def test_no_class_of_transformers_pretends_to_read_other_switches(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    saved(random_model(position="rope"), tmp_path)
-    assert read_json(tmp_path / "config.json")["architectures"] == []
-    with pytest.raises(ValueError, match="quatrain"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("switches", [{}, {"position": "rope", "tied": False, "mlp": "swiglu"}])
+@pytest.mark.parametrize("switches", [{}, LLAMA, QWEN3, {"position": "rope", "tied": False}])
 def test_disk_shapes_are_those_of_the_file(switches, tmp_path):
     model = random_model(**switches)
     weights = load_file(saved(model, tmp_path) / "model.safetensors")
     assert disk_shapes(model.config) == {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
-@pytest.mark.parametrize("switches", [{}, {"position": "rope", "tied": False}], ids=["gpt2", "quatrain"])
+@pytest.mark.parametrize(
+    "switches", [{}, LLAMA, QWEN3, {"position": "rope"}], ids=["gpt2", "llama", "qwen3", "quatrain"]
+)
 def test_eot_stands_in_config_and_generation_config(switches, tmp_path):
     saved(random_model(**switches), tmp_path)
     for name in ("config.json", "generation_config.json"):
@@ -183,7 +49,9 @@ def test_eot_stands_in_config_and_generation_config(switches, tmp_path):
         assert facts["bos_token_id"] == facts["eos_token_id"] == LETTERS.eot
 
 
-@pytest.mark.parametrize("switches", [{}, {"position": "rope", "tied": False}], ids=["gpt2", "quatrain"])
+@pytest.mark.parametrize(
+    "switches", [{}, LLAMA, QWEN3, {"position": "rope"}], ids=["gpt2", "llama", "qwen3", "quatrain"]
+)
 def test_the_same_model_gives_the_same_bytes(switches, tmp_path):
     one = saved(random_model(**switches), tmp_path / "one")
     other = saved(random_model(**switches), tmp_path / "a longer name")
@@ -208,12 +76,12 @@ TEXTS = [
 TOKENIZERS = {"char": lambda: CharTokenizer("".join(TEXTS)), "bytes": ByteTokenizer, "gpt2": gpt2}
 
 
-@pytest.fixture(scope="module", params=[*TOKENIZERS, "char of a quatrain model"])
+@pytest.fixture(scope="module", params=[*TOKENIZERS, "char quatrain", "gpt2 llama", "char llama", "bytes qwen3"])
 def folder_and_tokenizer(request, tmp_path_factory):
     tokenizer = TOKENIZERS[request.param.split()[0]]()
-    position = "rope" if "quatrain" in request.param else "learned"
-    shape = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 64, "position": position}
-    model = GPT(ModelConfig(vocab_size=tokenizer.vocab_size, **shape))
+    switches = {"quatrain": {"position": "rope"}, "llama": LLAMA, "qwen3": QWEN3}.get(request.param.split()[-1], {})
+    shape = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 64}
+    model = GPT(ModelConfig(vocab_size=tokenizer.vocab_size, **shape, **switches))
     return saved(model, tmp_path_factory.mktemp("tokenizer"), tokenizer), tokenizer
 
 
@@ -292,63 +160,6 @@ def test_a_tokenizer_file_with_a_separator_of_its_own_keeps_it(tmp_path):
     assert theirs("a<sep>").input_ids == tokenizer.encode("a<sep>").tolist()
 
 
-def edited(tmp_path: Path, entries: dict, **switches) -> Path:
-    """A saved folder with entries of its config.json replaced; None: taken out."""
-    folder = saved(random_model(**switches), tmp_path / "edited")
-    facts = read_json(folder / "config.json") | entries
-    facts = {key: value for key, value in facts.items() if entries.get(key, value) is not None}
-    (folder / "config.json").write_text(json.dumps(facts))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("entries", "named"),
-    [
-        (
-            {"activation_function": "gelu"},
-            "config.json: activation_function is 'gelu', expected one of gelu_pytorch_tanh, gelu_new, relu2",
-        ),
-        ({"layer_norm_epsilon": 1e-6}, "config.json: layer_norm_epsilon is 1e-06, .*1e-05"),
-        ({"n_inner": 32}, "n_inner is 32.*64"),
-        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
-        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is True"),
-        ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"attn_pdrop": 0.3}, "config.json: .*'attn_pdrop': 0.3.* differ; a GPT here has one dropout"),
-        ({"n_head": None}, "no entry 'n_head'"),
-        ({"n_positions": None}, "no entry 'n_positions'"),
-        ({"vocab_size": None}, "no entry 'vocab_size'"),
-        ({"model_type": "mamba"}, "config.json: model_type is 'mamba', expected one of: gpt2, quatrain"),
-        ({"model_type": None}, "config.json: model_type is None, expected one of: gpt2, quatrain"),
-        ({"n_layer": 3}, r"missing: \['transformer\.h\.2\."),
-        ({"n_layer": 1}, r"not known: \['transformer\.h\.1\."),
-        ({"vocab_size": 12}, r"wte\.weight has shape \(11, 16\), expected \(12, 16\)"),
-        ({"n_positions": 13}, r"wpe\.weight has shape \(12, 16\), expected \(13, 16\)"),
-    ],
-)
-def test_a_config_that_no_model_here_can_be_is_refused_by_entry(entries, named, tmp_path):
-    with pytest.raises(DataError, match=named):
-        load_model(edited(tmp_path, entries))
-
-
-@pytest.mark.parametrize(
-    ("entries", "named"),
-    [
-        ({"soft_cap": 30.0}, "config.json: 'soft_cap' is not a switch that this quatrain knows; a newer one may have"),
-        ({"qk_norm": None}, "config.json: no entry 'qk_norm'"),
-        ({"n_layer": "two"}, "config.json: n_layer is 'two', expected a whole number"),
-        ({"n_layer": 2.5}, "config.json: n_layer is 2.5, expected a whole number"),
-        ({"bias": 1}, "config.json: bias is 1, expected true or false"),
-        ({"position": "sine"}, "config.json: position is 'sine', expected one of: learned, rope"),
-        ({"dropout": 1.5}, "config.json: dropout is 1.5, it must be at least 0 and below 1"),
-        ({"vocab_size": 0}, "config.json: vocab_size is 0, expected at least 1"),
-    ],
-)
-def test_a_quatrain_config_holds_every_switch_and_no_other(entries, named, tmp_path):
-    with pytest.raises(DataError, match=named):
-        read_config(edited(tmp_path, entries, position="rope"))
-
-
 @pytest.mark.parametrize("content", ["", "[]", "3", "{"])
 def test_a_config_json_that_is_no_description_is_one_message(content, tmp_path):
     (tmp_path / "config.json").write_text(content)
@@ -356,7 +167,7 @@ def test_a_config_json_that_is_no_description_is_one_message(content, tmp_path):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("switches", [{}, {"position": "rope", "mlp": "swiglu", "n_kv_head": 2}])
+@pytest.mark.parametrize("switches", [{}, LLAMA | {"n_kv_head": 2}, {"position": "rope", "n_kv_head": 2}])
 def test_read_config_gives_the_switches_and_the_layout_without_the_weights(switches, tmp_path):
     model = random_model(**switches)
     folder = saved(model, tmp_path)
@@ -381,11 +192,12 @@ C_ATTN = "transformer.h.0.attn.c_attn.weight"
     [
         (lambda weights: weights.pop(C_ATTN), rf"missing: \['{C_ATTN}'\]"),
         (lambda weights: weights.update({"soft_cap": torch.zeros(1)}), r"not known: \['soft_cap'\]"),
-        (lambda weights: weights.update({C_ATTN: torch.zeros(16, 47)}), rf"{C_ATTN} has shape \(47, 16\)"),
-        (lambda weights: weights.update({C_ATTN: weights[C_ATTN].t().contiguous()}), rf"{C_ATTN} has shape \(16, 48\)"),
+        (lambda weights: weights.update({C_ATTN: torch.zeros(16, 47)}), rf"{C_ATTN} has shape \(16, 47\)"),
+        (lambda weights: weights.update({C_ATTN: weights[C_ATTN].t().contiguous()}), rf"{C_ATTN} has shape \(48, 16\)"),
         (lambda weights: weights.update({C_ATTN: torch.zeros(48)}), rf"{C_ATTN} has shape \(48,\)"),
+        (lambda weights: weights.update({C_ATTN: torch.zeros(16, 48).char()}), rf"{C_ATTN} is torch.int8, expected"),
     ],
-    ids=["missing", "unknown", "too small", "transposed", "flat"],
+    ids=["missing", "unknown", "too small", "transposed", "flat", "quantised"],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(change, named, tmp_path):
     folder = saved(random_model(), tmp_path)
@@ -408,13 +220,77 @@ def test_a_folder_with_a_file_absent_or_cut_is_refused_by_name(name, damage, tmp
         load_folder_tokenizer(folder) if "tokenizer" in name else load_model(folder)
 
 
-def test_weights_in_half_precision_are_read_into_fp32(tmp_path):
-    folder = saved(random_model(), tmp_path)
-    weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(folder / "model.safetensors").items()}
-    save_file(weights, folder / "model.safetensors")
-    model = load_model(folder)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("switches", [{}, LLAMA, QWEN3], ids=["gpt2", "llama", "qwen3"])
+def test_weights_in_half_precision_are_read_into_fp32(switches, dtype, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(random_model(**switches), tmp_path / "fp32")
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    theirs.save_pretrained(tmp_path / "half")
+    model = load_model(tmp_path / "half")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert torch.equal(model.transformer["wpe"].weight, weights["transformer.wpe.weight"].float())
+    torch.testing.assert_close(logits_of(model), logits_of(theirs.float()), atol=1e-5, rtol=0)
+    found = load_file(tmp_path / "half" / "model.safetensors")
+    assert {weight.dtype for weight in found.values()} == {dtype}
+    assert all(torch.equal(weight, found[name].float()) for name, weight in disk_weights(model).items())
+
+
+@pytest.fixture(params=[{}, LLAMA, QWEN3], ids=["gpt2", "llama", "qwen3"])
+def sharded(request, tmp_path):
+    """A model, and its folder as transformers writes one with weights in several files."""
+    from transformers import AutoModelForCausalLM
+
+    model = random_model(**request.param)
+    theirs = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path / "whole"))
+    theirs.save_pretrained(tmp_path / "sharded", max_shard_size="8KB")
+    return model, tmp_path / "sharded"
+
+
+def test_weights_in_several_files_are_read_as_their_index_says(sharded):
+    model, folder = sharded
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert torch.equal(logits_of(load_model(folder)), logits_of(model))
+    newest = saved(random_model(dropout=0.1), folder)  # a whole file beside the index is the one, as in transformers
+    assert torch.equal(logits_of(load_model(newest)), logits_of(random_model()))
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "named"),
+    [
+        ({"w": "../elsewhere.safetensors"}, r"index\.json: '\.\./elsewhere\.safetensors' is not the name of a"),
+        ({"w": "pytorch_model.bin"}, r"index\.json: 'pytorch_model\.bin' is not the name of a \.safetensors file"),
+        ({"w": "absent.safetensors"}, r"absent\.safetensors: cannot be read"),
+        ({"w": 3}, r"index\.json: '3' is not the name"),
+        ({"w": 3, "v": "absent.safetensors"}, r"index\.json: "),
+        ([], r"index\.json: no weight_map"),
+        (None, r"index\.json: no weight_map"),
+    ],
+)
+def test_an_index_that_leads_nowhere_is_refused(weight_map, named, tmp_path):
+    folder = saved(random_model(), tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(DataError, match=named):
+        load_model(folder)
+
+
+def test_a_missing_file_of_several_is_refused_by_name(sharded):
+    _, folder = sharded
+    first = min(folder.glob("model-*.safetensors"))
+    first.unlink()
+    with pytest.raises(DataError, match=rf"{first.name}: cannot be read"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt"])
+def test_weights_as_a_pickle_alone_are_refused_by_name_and_not_opened(name, tmp_path):
+    folder = saved(random_model(), tmp_path)
+    (folder / name).write_bytes(b"not even a pickle")
+    load_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=rf"{name} is a pickle, which can run any code .*safetensors"):
+        load_model(folder)
 
 
 def tensors(name: str) -> dict[str, torch.Tensor]:

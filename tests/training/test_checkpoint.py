@@ -104,11 +104,17 @@ def test_an_equal_state_gives_equal_bytes_also_over_an_older_one(sonnets: TokenS
     assert content(save(tmp_path / "b", sonnets, 5, seed=6)) != content(saved[0])
 
 
+LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "dropout": 0.1}
+
+
+@pytest.mark.parametrize("switches", [{}, LLAMA, LLAMA | {"qk_norm": True}], ids=["gpt2", "llama", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_moments_and_state_come_back_to_the_bit(sonnets: TokenStore, tmp_path: Path, tied: bool) -> None:
-    model, optimizer = network(sonnets, tied=tied)
+def test_weights_moments_and_state_come_back_to_the_bit(
+    sonnets: TokenStore, tmp_path: Path, tied: bool, switches: dict[str, object]
+) -> None:
+    model, optimizer = network(sonnets, tied=tied, **switches)
     folder = save_checkpoint(tmp_path, model, sonnets.tokenizer, optimizer, state(7))
-    other, other_optimizer = network(sonnets, seed=2, tied=tied)
+    other, other_optimizer = network(sonnets, seed=2, tied=tied, **switches)
     restore(folder, other, other_optimizer)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
     expected, found = optimizer_tensors(model, optimizer), optimizer_tensors(other, other_optimizer)

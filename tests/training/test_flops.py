@@ -23,6 +23,14 @@ def test_an_untied_embedding_is_looked_up_and_not_multiplied() -> None:
     assert flops_per_token(ModelConfig(vocab_size=50257, position="rope"), 1024) == flops_per_token(GPT2, 1024)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_is_the_same_arithmetic_whatever_names_the_weights_have_in_files(tied: bool) -> None:
+    shape = {"n_layer": 2, "n_embd": 96, "n_head": 2, "vocab_size": 11, "tied": tied}
+    llama = ModelConfig(position="rope", norm="rmsnorm", mlp="swiglu", bias=False, **shape)
+    block = 4 * 96 * 96 + 3 * 96 * 256 + 2 * 96  # attention, gate, up and down, two norms
+    assert flops_per_token(llama, 16) == 6 * (2 * block + 96 + 11 * 96) + 12 * 2 * 16 * 96
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_cpu_has_no_known_peak(precision: str) -> None:
     assert peak_flops(torch.device("cpu"), precision) is None

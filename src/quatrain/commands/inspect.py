@@ -67,7 +67,8 @@ def inspect(
 
 
 def _inspect_model(recipe: str, settings: list[str]) -> dict[str, Any]:
-    from quatrain.model.pretrained import disk_shapes, layout_of, parameter_count
+    from quatrain.model.layouts import layout_of
+    from quatrain.model.pretrained import disk_shapes, parameter_count
     from quatrain.recipes.resolve import resolve
 
     config = resolve(recipe, settings)[0]
@@ -110,19 +111,19 @@ def _inspect_store(
 
 
 def _inspect_run(folder: Path) -> dict[str, Any]:
-    from quatrain.model.pretrained import layout_of, parameter_count, read_config
+    from quatrain.model.pretrained import parameter_count, read_config
     from quatrain.training.checkpoint import checkpoints, find_checkpoint, read_state, run_of
     from quatrain.training.metrics import JsonLines
 
     checkpoint = find_checkpoint(folder, say)
-    model = read_config(checkpoint)[0]
+    model, layout = read_config(checkpoint)
     parameters = parameter_count(model)
     run = run_of(checkpoint)
     metrics = JsonLines(run / "metrics.jsonl") if run else None
     step = read_state(checkpoint).step if run else 0
     trained = [row for row in metrics.trained() if row["step"] <= step] if metrics else []
     validated = [row for row in metrics.validated() if row["step"] <= step] if metrics else []
-    say(f"{checkpoint}: {parameters:,} parameters, {layout_of(model).architecture or 'model_type quatrain'}")
+    say(f"{checkpoint}: {parameters:,} parameters, {layout.architecture or 'model_type quatrain'}")
     if trained:
         say(f"  step {trained[-1]['step']:,}, {trained[-1]['tokens']:,} tokens, train loss {trained[-1]['loss']:.4f}")
     for row in validated[-5:]:

@@ -23,6 +23,7 @@ from quatrain.errors import DataError
 from quatrain.files import sync_folder, writing
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT, VOCABULARY_TABLES
+from quatrain.model.layouts import as_stored, spelled_once
 from quatrain.model.pretrained import load_model, save_model
 from quatrain.text.tokenizers import Tokenizer
 from quatrain.tokens.config import DataConfig
@@ -159,7 +160,7 @@ def read_state(folder: Path) -> TrainerState:
 def restore(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
     """Put weights and moments of a checkpoint into a model and its optimizer."""
     loaded = load_model(folder)
-    if same_network(loaded.config) != same_network(model.config):
+    if as_stored(loaded.config) != as_stored(model.config):
         raise DataError(f"{folder}: its model has other switches than this recipe's; give this recipe another --out")
     for name, weight in model.named_parameters():
         rows = slice(model.config.vocab_size) if name in VOCABULARY_TABLES else slice(None)
@@ -186,8 +187,7 @@ def settings_sha256(model: ModelConfig, optim: OptimConfig, data: DataConfig, tr
 
 def same_network(config: ModelConfig) -> ModelConfig:
     """The switches that decide what is computed, each written in one way."""
-    theta = config.rope_theta if config.position == "rope" else ModelConfig.rope_theta
-    return replace(config, n_kv_head=config.kv_heads, vocab_multiple=1, rope_theta=theta)
+    return replace(spelled_once(config), vocab_multiple=1)
 
 
 def remove_leftovers(run: Path) -> None:

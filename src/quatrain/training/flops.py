@@ -6,7 +6,7 @@ import torch
 
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import Precision
-from quatrain.model.pretrained import disk_shapes
+from quatrain.model.pretrained import true_shapes
 
 # Dense peaks by a part of the device's name, in FLOP/s, bf16 and fp16 (NVIDIA's data sheets; without sparsity).
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "RTX 4090": 165.2e12}
@@ -18,7 +18,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> int:
     N leaves out the position embedding and, where the head is untied, the token embedding: neither is a
     matrix product. The causal half of attention is not taken off.
     """
-    products = {name: math.prod(shape) for name, shape in disk_shapes(config).items()}
+    products = {name: math.prod(shape) for name, shape in true_shapes(config).items()}
     for name in ("transformer.wpe.weight", *(() if config.tied else ("transformer.wte.weight",))):
         products.pop(name, None)
     return 6 * sum(products.values()) + 12 * config.n_layer * seq_len * config.n_embd

@@ -23,7 +23,7 @@ from quatrain.inference.scoring import data_hash, score
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import Precision, can_compile, keep_freed_memory, pick_device, pick_precision
 from quatrain.model.gpt import GPT
-from quatrain.model.pretrained import layout_of
+from quatrain.model.layouts import layout_of
 from quatrain.tokens.config import DataConfig
 from quatrain.tokens.loader import Loader
 from quatrain.tokens.store import TokenStore
