@@ -103,17 +103,18 @@ def test_numbers_among_the_switches_reach_transformers_and_come_back(switches, t
 
 @dataclass(frozen=True)
 class Coming(ModelConfig):
-    """Switches that a later version has: one that is computed, one that only begins otherwise."""
+    """With a switch that a later version has."""
 
-    logit_softcap: float = option(0.0, "0: off")
-    zero_init: bool = option(False, "how the weights begin")
+    later: float = option(0.0, "0: off")
 
 
 @pytest.mark.parametrize(("switches", "model_type"), [({}, "gpt2"), (LLAMA, "llama"), (QWEN3, "qwen3")])
 def test_a_switch_that_a_class_has_never_heard_of_must_be_off(switches, model_type):
     assert layout_of(Coming(**TINY, **switches)).model_type == model_type
     assert layout_of(Coming(**TINY, **switches, zero_init=True, dropout=0.1)).model_type == model_type
-    assert layout_of(Coming(**TINY, **switches, logit_softcap=30.0)).model_type == "quatrain"
+    assert layout_of(Coming(**TINY, **switches, later=30.0)).model_type == "quatrain"
+    for switch in ({"logit_softcap": 30.0}, {"value_residual": True}, {"embedding_shortcut": True}):
+        assert layout_of(ModelConfig(**TINY, **switches, **switch)).model_type == "quatrain"
 
 
 def test_how_weights_begin_and_are_padded_stands_in_no_folder():

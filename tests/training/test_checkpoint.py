@@ -107,7 +107,7 @@ def test_an_equal_state_gives_equal_bytes_also_over_an_older_one(sonnets: TokenS
 LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "dropout": 0.1}
 
 
-@pytest.mark.parametrize("switches", [{}, LLAMA, LLAMA | {"qk_norm": True}], ids=["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("switches", [{}, LLAMA, LLAMA | {"qk_norm": True}, {"zero_init": True}])
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_moments_and_state_come_back_to_the_bit(
     sonnets: TokenStore, tmp_path: Path, tied: bool, switches: dict[str, object]

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT, VOCABULARY_TABLES
 from quatrain.model.layouts import as_stored, spelled_once
 from quatrain.model.pretrained import load_model, save_model
+from quatrain.settings import Settings
 from quatrain.text.tokenizers import Tokenizer
 from quatrain.tokens.config import DataConfig
 from quatrain.training.config import DECIDING, OptimConfig, TrainConfig
@@ -177,12 +178,18 @@ def restore(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
 def settings_sha256(model: ModelConfig, optim: OptimConfig, data: DataConfig, train: TrainConfig) -> str:
     """Hash of the settings that decide which numbers a run computes; the others may change when it goes on."""
     content = {
-        "model": asdict(same_network(model)),
-        "optim": asdict(optim),
-        "data": {name: value for name, value in asdict(data).items() if name != "store"},
-        "train": {name: value for name, value in asdict(train).items() if name in DECIDING},
+        "model": changed(same_network(model)),
+        "optim": changed(optim),
+        "data": {name: value for name, value in changed(data).items() if name != "store"},
+        "train": {name: value for name, value in changed(train).items() if name in DECIDING},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def changed(config: Settings) -> dict[str, Any]:
+    """What is not at its default: a setting that a later version adds leaves the hash of older runs as it is."""
+    defaults = {field.name: field.default for field in fields(config)}  # type: ignore[arg-type]  # all are dataclasses
+    return {name: value for name, value in vars(config).items() if value != defaults[name]}
 
 
 def same_network(config: ModelConfig) -> ModelConfig:
