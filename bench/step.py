@@ -238,7 +238,7 @@ def compare(model: str, B: int, T: int, options: argparse.Namespace) -> list[dic
     print("ceiling " + ", ".join(f"{name} {top:.0f} GFLOP/s" for name, top in tops.items()))
     print(f"{'against':34}{'theirs ms':>10}{'ours ms':>9}{'ratio':>7}{'of CPU':>8}{'ours GFLOP/s':>14}{'curves':>9}")
     rows = []
-    names = PEERS if options.ablation is None else []
+    names = [f"{OURS} without {what}" for what in WITHOUT] if options.ablation else PEERS
     names = [name for name in names if options.only in name]
     names += [
         f"{OURS} without {what}"
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--char", action="store_true", help="the char model alone")
     parser.add_argument("--memory", action="store_true", help="peak memory alone")
     parser.add_argument("--only", default="", help="contenders whose name holds this")
-    parser.add_argument("--ablation", action="store_const", const=True, help="only ours without each change")
+    parser.add_argument("--ablation", action="store_true", help="only ours without each change")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.memory:

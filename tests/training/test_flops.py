@@ -32,8 +32,20 @@ def test_it_is_the_same_arithmetic_whatever_names_the_weights_have_in_files(tied
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_cpu_has_no_known_peak(precision: str) -> None:
-    assert peak_flops(torch.device("cpu"), precision) is None
+def test_the_peak_of_a_cpu_is_that_of_a_matrix_product_in_the_runs_precision(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, clock = [], iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0])
+    monkeypatch.setattr(flops.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(flops.F, "linear", lambda a, b: seen.append((a.dtype, a.shape, b.shape)))
+    assert flops.measured_peak(precision, size=10, tries=3) == 2 * 10**3 / 2.0  # the best of the three
+    assert set(seen) == {({"fp32": torch.float32, "bf16": torch.bfloat16}[precision], (10, 10), (10, 10))}
+    monkeypatch.undo()
+    assert peak_flops(torch.device("cpu"), precision) > 1e8
+
+
+def test_the_peak_of_other_devices_is_not_known() -> None:
+    assert peak_flops(torch.device("mps"), "fp32") is None
 
 
 @pytest.mark.parametrize(

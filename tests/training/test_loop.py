@@ -60,7 +60,7 @@ TINY: dict[str, Any] = {
     "sample_prompt": "",
 }
 SAVING = {"eval_every": 2, "save_every": 3}
-TIMES = {"seconds", "tokens_per_second", "data_wait"}
+TIMES = {"seconds", "tokens_per_second", "data_wait", "mfu"}
 
 Go = Callable[..., dict[str, Any]]
 
@@ -200,7 +200,7 @@ def test_training_rows_count_from_one_and_carry_tokens_rate_and_time(
     assert seconds == sorted(set(seconds))
     assert all(row["grad_norm"] > 0 and row["tokens_per_second"] > 0 for row in rows)
     assert [row["epoch"] for row in rows] == [round(24 * at / 273, 4) for at in range(1, 10)]
-    assert {row["mfu"] for row in rows} == {None}  # the peak of a CPU is not known
+    assert all(row["mfu"] > 0 for row in rows)
     assert all(0 <= row["data_wait"] <= 1 for row in rows)
 
 

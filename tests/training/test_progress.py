@@ -15,7 +15,14 @@ class Terminal(io.StringIO):
 
 
 def trained(step: int) -> dict[str, object]:
-    return {"step": step, "loss": 4.0 - step / 100, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 12345.6}
+    return {
+        "step": step,
+        "loss": 4.0 - step / 100,
+        "lr": 1e-3,
+        "grad_norm": 0.5,
+        "tokens_per_second": 12345.6,
+        "mfu": 0.123 if step == 1 else None,
+    }
 
 
 def show(watcher: progress.Watcher, steps: int = 3) -> None:
@@ -40,7 +47,7 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
     assert lines == [
         "resuming from [bold]somewhere[/bold]",
         "warning: too good to be [i]true[/i]",
-        "step      1/100  loss 3.9900  lr 1.00e-03  norm 0.50  12,346 tokens/s  left 0:00:00",
+        "step      1/100  loss 3.9900  lr 1.00e-03  norm 0.50  12,346 tokens/s  mfu 12%  left 0:00:00",
         "step      3/100  validation loss 3.2500 over 1,000 tokens",
         r"    sample: 'Shall I compare\n'",
     ]

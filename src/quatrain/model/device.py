@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import importlib.util
+import os
 import platform
 import shutil
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -56,6 +58,27 @@ def can_compile(device: torch.device) -> bool:
     compilers = ("cc", "gcc", "clang") if device.type == "cuda" else ("c++", "g++", "clang++", "cl")
     has_triton = device.type != "cuda" or importlib.util.find_spec("triton") is not None
     return has_triton and any(shutil.which(compiler) for compiler in compilers)
+
+
+def fit_threads() -> None:
+    """Compute with no more threads than a container's quota grants cores, which torch does not look at.
+
+    A thread beyond them is stopped in the middle of an operation, and all others wait for it. OMP_NUM_THREADS wins.
+    """
+    quota = _granted_cores()
+    if "OMP_NUM_THREADS" not in os.environ and quota is not None:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), int(quota))))
+
+
+def _granted_cores(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The quota of this process's control group in cores, or None where there is none."""
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # versions 2 and 1
+        try:
+            quota, period = " ".join((root / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None
 
 
 def keep_freed_memory() -> None:

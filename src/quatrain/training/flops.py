@@ -1,11 +1,13 @@
 """Model FLOPs utilization: the share of a device's peak that a run's arithmetic takes."""
 
 import math
+import time
 
 import torch
+from torch.nn import functional as F
 
 from quatrain.model.config import ModelConfig
-from quatrain.model.device import Precision
+from quatrain.model.device import DTYPES, Precision
 from quatrain.model.pretrained import true_shapes
 
 # Dense peaks by a part of the device's name, in FLOP/s, bf16 and fp16 (NVIDIA's data sheets; without sparsity).
@@ -25,8 +27,22 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> int:
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """The device's peak in this precision, or None where it is not known."""
+    """The device's peak in this precision: of the data sheet on CUDA, measured on a CPU; None where it is not known."""
+    if device.type == "cpu":
+        return measured_peak(precision)
     if device.type != "cuda" or precision == "fp32":
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def measured_peak(precision: Precision, size: int = 1024, tries: int = 8) -> float:
+    """FLOP/s of a product of two square matrices on this CPU with torch's threads: the best of several, about 50 ms."""
+    dtype = DTYPES.get(precision, torch.float32)
+    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    best = math.inf
+    for _ in range(tries):
+        started = time.perf_counter()
+        F.linear(a, b)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best

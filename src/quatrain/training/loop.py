@@ -21,7 +21,7 @@ from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
 from quatrain.inference.scoring import data_hash, score
 from quatrain.model.config import ModelConfig
-from quatrain.model.device import Precision, can_compile, keep_freed_memory, pick_device, pick_precision
+from quatrain.model.device import Precision, can_compile, fit_threads, keep_freed_memory, pick_device, pick_precision
 from quatrain.model.gpt import GPT
 from quatrain.model.layouts import layout_of
 from quatrain.tokens.config import DataConfig
@@ -80,6 +80,7 @@ def train(
     torch.use_deterministic_algorithms(train.deterministic)
     if where.type == "cpu":
         keep_freed_memory()
+        fit_threads()
     if where.type == "cuda":
         torch.cuda.set_device(where.index or 0)  # pinned buffers belong to it
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32

@@ -96,7 +96,8 @@ class TerminalWatcher:
             norm = math.inf if row["grad_norm"] is None else row["grad_norm"]
             self.say(
                 f"step {row['step']:>6}/{self.steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-                f"norm {norm:.2f}  {row['tokens_per_second']:,.0f} tokens/s  left {self._left(row['step'])}"
+                f"norm {norm:.2f}  {row['tokens_per_second']:,.0f} tokens/s  "
+                f"mfu {_percent(row['mfu'])}  left {self._left(row['step'])}"
             )
 
     def _left(self, step: int) -> str:
@@ -132,3 +133,7 @@ class BarWatcher(TerminalWatcher):
         if text not in self.warned:
             self.warned.add(text)
             super().say(f"warning: {text}")
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share:.0%}"
