@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from quatrain.model import attention, masks
+from quatrain.model import masks
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import keep_freed_memory, pick_precision
 from quatrain.model.gpt import GPT
@@ -96,7 +95,7 @@ def our_step(name: str, model: str, B: int, T: int) -> Run:
     if without != "memory kept":
         keep_freed_memory()
     if without == "blocked attention":
-        masks.BlockedAttention = attention.F = PlainAttention  # type: ignore[misc,assignment]
+        masks.BlockedAttention = PlainAttention  # type: ignore[misc,assignment]
     if without == "loss in chunks":
         training_step.loss_of = plain_loss
     network = our_model(model).train()
@@ -307,4 +306,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
