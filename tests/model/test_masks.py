@@ -120,8 +120,10 @@ def test_gradients_are_those_of_documents_by_themselves(over, H_kv):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("short", [0, masks.SHORT], ids=["in bf16", "short documents in fp32"])
 @pytest.mark.parametrize("over", EVERY_WAY, indirect=True)
-def test_in_bf16_every_way_is_as_exact_as_bf16(over):
+def test_in_bf16_every_way_is_as_exact_as_bf16(over, short, monkeypatch):
+    monkeypatch.setattr(masks, "SHORT", short)
     parts = qkv(2, torch.bfloat16)
     with torch.no_grad():
         y = over(numbers(LENGTHS)).attend(*parts)

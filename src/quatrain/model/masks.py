@@ -18,8 +18,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from quatrain.model.blocked import BlockedAttention
 
-# CPU kernels lose more on short bf16 documents, above all backward, than the casts cost: 2 to 4 times below 64 ids.
-SHORT = 192  # ids of the mean document
+# In bf16 short documents lose more on a CPU than the casts to fp32 cost: at 8 ids 2.7 to 3.8 times, at 64 none is won.
+SHORT = 48  # ids of the mean document
 FLEX_LEAST_HEAD = 16  # channels; what Triton's matrix products need
 
 
