@@ -2,7 +2,9 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from quatrain.model import loss
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
 from quatrain.model.loss import summed_loss
@@ -114,3 +116,94 @@ def test_the_loss_of_a_bf16_model_is_summed_in_fp32():
     losses = target_losses(gpt, batch)
     assert summed_loss(gpt, batch).dtype == losses.dtype == torch.float32
     torch.testing.assert_close(summed_loss(gpt, batch), losses.sum(), atol=1e-2, rtol=0)
+
+
+def plain_loss(gpt: GPT, batch: Batch) -> torch.Tensor:
+    """Cross-entropy of whole logits, in fp64."""
+    logits = gpt(batch.inputs, batch.documents, batch.positions).double()
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def gradients(gpt: GPT, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    gpt.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in gpt.named_parameters()}
+
+
+@pytest.mark.parametrize("chunk", [1 << 27, 64 * 7, 1])  # all rows, seven, one at a time
+@pytest.mark.parametrize("softcap", [0.0, 0.5])
+@pytest.mark.parametrize("tied", [True, False])
+def test_in_chunks_it_is_the_plain_loss_with_the_plain_gradients(chunk, softcap, tied, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    monkeypatch.setattr(loss, "BLOCK", 64 * 3)
+    gpt, batch = model(logit_softcap=softcap, tied=tied), a_batch()
+    with torch.no_grad():
+        gpt.transformer["ln_f"].weight *= 20  # logits that the cap bends
+    batch = ignoring(batch, torch.rand(batch.targets.shape, generator=torch.Generator().manual_seed(2)) < 0.4)
+    expected, found = plain_loss(gpt, batch), summed_loss(gpt, batch)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    of_plain, ours = gradients(gpt, expected), gradients(gpt, found)
+    for name, gradient in of_plain.items():
+        assert float((ours[name] - gradient).norm()) <= 1e-6 * float(gradient.norm()), name
+    for name in {"transformer.wte.weight", "lm_head.weight"} & ours.keys():
+        assert not ours[name][11:].any()  # the padding of the vocabulary
+
+
+def test_a_target_that_the_model_rules_out_has_a_finite_loss():
+    gpt, batch = model(), a_batch()
+    with torch.no_grad():
+        gpt.transformer["ln_f"].weight *= 5e4
+    assert summed_loss(gpt, batch).item() > 200 * batch.valid
+    assert summed_loss(gpt, batch).isfinite()
+
+
+def test_the_factor_of_the_loss_reaches_the_gradient():
+    gpt, batch = model(), a_batch()
+    once, thrice = gradients(gpt, summed_loss(gpt, batch)), gradients(gpt, 3 * summed_loss(gpt, batch))
+    for name, gradient in once.items():
+        torch.testing.assert_close(thrice[name], 3 * gradient, rtol=1e-5, atol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest fp32 tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
+                self.numel = max(self.numel, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fp32_logits_of_a_whole_batch_are_never_held(precision, monkeypatch):
+    rows, V = 4, 4096
+    monkeypatch.setattr(loss, "CHUNK", V * 12)
+    monkeypatch.setattr(loss, "BLOCK", V * 2)
+    gpt, batch = model(vocab_size=V), a_batch(rows=rows)
+    found = {}
+    for name, function in {"ours": summed_loss, "plain": plain_loss32}.items():
+        with Largest() as largest, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            function(gpt, batch).backward()
+        found[name] = largest.numel
+    assert found["plain"] >= rows * 12 * V
+    assert found["ours"] <= max(V * 12, 16 * V)  # a chunk, or the embedding's gradient
+
+
+def plain_loss32(gpt: GPT, batch: Batch) -> torch.Tensor:
+    logits = gpt(batch.inputs).float().flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, batch.targets.flatten(), reduction="sum")
+
+
+def test_without_gradients_only_the_logits_are_computed(monkeypatch):
+    gpt, batch, products = model(), a_batch(), []
+    monkeypatch.setattr(loss, "_added", lambda *rest: products.append(rest))
+    with torch.no_grad():
+        summed_loss(gpt, batch)
+    assert products == []
