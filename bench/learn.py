@@ -1,0 +1,208 @@
+"""Tokens and seconds to the loss of the plain AdamW recipe: for it, for AdamW at its best rate, for speedrun-cpu.
+
+The loss is over the full validation split, and the target the mean over the seeds of what `shakespeare` reaches in its
+2,000 steps at lr 1e-3. The other two have a schedule that ends about where they reach it; learning rate and length
+were chosen on seed 100 by `--sweep`, the reported seeds are others. A run that misses the target is run again with the
+next longer schedule, and that one counts. Seconds are CPU time of one thread (other work on the machine hardly touches
+it), without evaluations. `--gutenberg` transfers the three to books with GPT-2's vocabulary, tied in all, so that the
+parameters are equal.
+
+Run: python bench/learn.py [--gutenberg | --sweep] [--seeds 1 2 3]   (about 10 minutes)
+"""
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from quatrain.inference.scoring import score
+from quatrain.model.device import Precision, pick_precision
+from quatrain.model.gpt import GPT
+from quatrain.model.pretrained import parameter_count
+from quatrain.recipes.config import RunConfig
+from quatrain.recipes.named import RECIPES
+from quatrain.tokens.config import PrepareConfig
+from quatrain.tokens.loader import Loader
+from quatrain.tokens.store import TokenStore
+from quatrain.tokens.writer import prepare
+from quatrain.training.optim import build_optimizer
+from quatrain.training.schedule import learning_rate, momentum
+from quatrain.training.step import Step
+
+SHARED = Path(os.environ.get("QUATRAIN_SHARED", "../shared/data"))
+BEST_ADAMW = 4e-3
+SWEPT = {"adamw": (2e-3, 4e-3, 8e-3), "speedrun-cpu": (2.5e-3, 5e-3, 1e-2)}
+SWEEP_SEED = 100
+EVAL_EVERY, EVALUATED = 8, 0.9  # evaluations from this share of a schedule on
+
+
+class Contender(NamedTuple):
+    """A configuration, and the lengths of its schedule in the order in which they are tried."""
+
+    name: str
+    config: RunConfig
+    lengths: tuple[int, ...]
+
+
+class Corpus(NamedTuple):
+    """What is trained on, and what a validation reads of it."""
+
+    store: TokenStore
+    eval_tokens: int | None
+    contenders: tuple[Contender, ...]
+
+
+class Point(NamedTuple):
+    """Where a run is."""
+
+    tokens: int
+    seconds: float
+    loss: float
+
+
+def shakespeare(folder: Path) -> Corpus:
+    """The plain recipes as they stand."""
+    source = SHARED / "tinyshakespeare.txt"
+    prepare([source], folder, PrepareConfig(tokenizer="char", val_tail=0.1))
+    plain, fast = (RECIPES[name]().config for name in ("shakespeare", "speedrun-cpu"))
+    return Corpus(
+        TokenStore(folder),
+        None,
+        (
+            Contender("adamw, lr 1e-3", plain, (plain.train.steps,)),
+            Contender(f"adamw, lr {BEST_ADAMW:g}", rate(plain, BEST_ADAMW), (1200, 1400, 1700)),
+            Contender("speedrun-cpu", fast, (fast.train.steps, 320, 400)),
+        ),
+    )
+
+
+def gutenberg(folder: Path) -> Corpus:
+    """The same with 3.2M parameters beside an embedding of 50,257 rows; rates as they were."""
+    prepare([SHARED / "gutenberg_100mb.jsonl.zst"], folder, PrepareConfig(tokenizer="gpt2", val_fraction=0.02))
+    plain, fast = (transferred(RECIPES[name]().config) for name in ("shakespeare", "speedrun-cpu"))
+    plain = plain.with_values("optim", warmup=30)
+    return Corpus(
+        TokenStore(folder),
+        131_072,
+        (
+            Contender("adamw, lr 1e-3", plain, (600,)),
+            Contender(f"adamw, lr {BEST_ADAMW:g}", rate(plain, BEST_ADAMW), (360, 480, 600)),
+            Contender("speedrun-cpu", fast, (200, 280, 360)),
+        ),
+    )
+
+
+def transferred(config: RunConfig) -> RunConfig:
+    """A recipe for characters at the size for books."""
+    config = config.with_values("model", n_embd=256, block_size=128, tied=True)
+    config = config.with_values("data", seq_len=128)
+    return config.with_values("train", tokens_per_step=1024, micro_batch=8, precision="auto")
+
+
+def rate(config: RunConfig, lr: float) -> RunConfig:
+    """Another highest rate, and for cosine the same fall to a tenth."""
+    return config.with_values("optim", lr=lr, min_lr=lr / 10 if config.optim.schedule == "cosine" else 0.0)
+
+
+def lasting(config: RunConfig, steps: int) -> RunConfig:
+    """The same schedule in another length; all of wsd's beyond its warmup is cooldown."""
+    if config.optim.schedule == "wsd":
+        config = config.with_values("optim", cooldown=steps - config.optim.warmup)
+    return config.with_values("train", steps=steps)
+
+
+def run(config: RunConfig, corpus: Corpus, seed: int, share: float = EVALUATED) -> Iterator[Point]:
+    """Train, and give the validation loss of every few steps beyond that share of the run, and of the last."""
+    store, train, optim = corpus.store, config.train, config.optim
+    model = GPT(dataclasses.replace(config.model, vocab_size=store.vocab_size), torch.Generator().manual_seed(seed))
+    loader = Loader(store.train, dataclasses.replace(config.data, seed=seed), store.eot)
+    precision = precision_of(config)
+    step = Step(model.train(), build_optimizer(model, optim), precision, optim.clip, seed)
+    rows, seconds = train.tokens_per_step // config.data.seq_len, 0.0
+    for number in range(train.steps):
+        began = time.process_time()
+        batch = loader.batch(number * rows, rows)
+        step(number, learning_rate(number, optim, train.steps), [batch], batch.valid, momentum(number, optim))
+        seconds += time.process_time() - began
+        done = number + 1
+        if done == train.steps or (done >= share * train.steps and done % EVAL_EVERY == 0):
+            scored = score(model, store.val, config.data.seq_len, "concat", store.eot, corpus.eval_tokens, precision)
+            yield Point(done * train.tokens_per_step, seconds, scored.loss)
+
+
+def precision_of(config: RunConfig) -> Precision:
+    """What auto is on this machine."""
+    return pick_precision(config.train.precision, torch.device("cpu"))
+
+
+def reach(contender: Contender, corpus: Corpus, seed: int, target: float) -> Point:
+    """Where the first schedule that reaches the target does."""
+    point = Point(0, 0.0, torch.inf)
+    for steps in contender.lengths:
+        for point in run(lasting(contender.config, steps), corpus, seed):
+            if point.loss <= target:
+                return point
+        print(f"{contender.name}, seed {seed}: {steps} steps end at {point.loss:.4f}", flush=True)
+    raise SystemExit(f"{contender.name}, seed {seed}: no schedule reaches {target:.4f}")
+
+
+def table(corpus: Corpus, seeds: list[int]) -> None:
+    """Run everything; print who needs what."""
+    plain = corpus.contenders[0]
+    ends = [
+        list(run(plain.config.with_values("train", steps=plain.lengths[0]), corpus, seed, 1.0))[-1] for seed in seeds
+    ]
+    target = fmean(point.loss for point in ends)
+    print(f"target: {target:.4f}, the mean of {', '.join(f'{point.loss:.4f}' for point in ends)}\n", flush=True)
+    found = {plain.name: ends}
+    for contender in corpus.contenders[1:]:
+        found[contender.name] = [reach(contender, corpus, seed, target) for seed in seeds]
+    print("| contender | parameters | tokens, mean | tokens, each seed | CPU seconds, mean | each seed | tokens x |")
+    print("|---|---|---|---|---|---|---|")
+    needed = {name: fmean(point.tokens for point in points) for name, points in found.items()}
+    for contender in corpus.contenders:
+        points = found[contender.name]
+        model = dataclasses.replace(contender.config.model, vocab_size=corpus.store.vocab_size)
+        shares = ", ".join(f"{needed[contender.name] / other:.3f}" for other in list(needed.values())[:2])
+        print(
+            f"| {contender.name} | {parameter_count(model):,} | {needed[contender.name]:,.0f} | "
+            f"{', '.join(f'{point.tokens:,}' for point in points)} | {fmean(p.seconds for p in points):.1f} | "
+            f"{', '.join(f'{point.seconds:.1f}' for point in points)} | {shares} |"
+        )
+
+
+def sweep(corpus: Corpus) -> None:
+    """What the rates and lengths were chosen by: the loss at the end of each schedule."""
+    print(f"seed {SWEEP_SEED}\n\n| contender | lr | steps | loss |\n|---|---|---|---|", flush=True)
+    for contender, (kind, rates) in zip(corpus.contenders[1:], SWEPT.items(), strict=True):
+        for steps in contender.lengths:
+            for lr in rates:
+                config = lasting(rate(contender.config, lr), steps)
+                *_, end = run(config, corpus, SWEEP_SEED, 1.0)
+                print(f"| {kind} | {lr:g} | {steps} | {end.loss:.4f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gutenberg", action="store_true", help="books with GPT-2's vocabulary")
+    parser.add_argument("--sweep", action="store_true", help=f"choose rate and length on seed {SWEEP_SEED}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = (gutenberg if given.gutenberg else shakespeare)(Path(folder) / "store")
+        sweep(corpus) if given.sweep else table(corpus, given.seeds)
+
+
+if __name__ == "__main__":
+    if (SHARED / "gutenberg_100mb.jsonl.zst").is_file():
+        main()
+    else:
+        print(f"bench/learn.py: no shared data in {SHARED}")
