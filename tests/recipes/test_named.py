@@ -1,11 +1,14 @@
+import dataclasses
 import math
 import shlex
 
 import pytest
 
+from quatrain.model.pretrained import parameter_count
 from quatrain.recipes.config import RunConfig
 from quatrain.recipes.named import RECIPES
 from quatrain.recipes.resolve import flatten
+from quatrain.training.schedule import learning_rate
 
 CHARACTERS = {
     "model.n_layer": 4,
@@ -39,6 +42,20 @@ GPT2 = {
     "optim.betas": (0.9, 0.95),
     "optim.eps": 1e-8,
 }
+SPEEDRUN = {
+    "model.position": "rope",
+    "model.norm": "rmsnorm",
+    "model.mlp": "relu2",
+    "model.bias": False,
+    "model.qk_norm": True,
+    "model.tied": False,
+    "model.zero_init": True,
+    "model.logit_softcap": 15.0,
+    "model.value_residual": True,
+    "model.embedding_shortcut": True,
+    "optim.kind": "muon",
+    "optim.schedule": "wsd",
+}
 EXPECTED = {
     "sonnets": CHARACTERS | {"train.tokens_per_step": 16 * 64, "train.micro_batch": 8},
     "shakespeare": CHARACTERS
@@ -50,7 +67,11 @@ EXPECTED = {
         "optim.warmup": 100,
         "optim.betas": (0.9, 0.99),
     },
+    "speedrun-cpu": CHARACTERS | SPEEDRUN | {"optim.lr": 5e-3},
     "gpt2": GPT2,
+    "speedrun": {key: GPT2[key] for key in GPT2 if key.startswith(("data.", "train.")) or key == "model.block_size"}
+    | {"model.n_layer": 12, "model.n_head": 12, "model.n_embd": 768}
+    | SPEEDRUN,
     "gpt2-rope-swiglu": {
         "model.n_layer": 12,
         "model.n_head": 12,
@@ -126,6 +147,21 @@ def test_the_head_of_gpt2_rope_swiglu_states_what_others_reached_on_one_h100():
     head = RECIPES["gpt2-rope-swiglu"]().head
     for fact in ("one H100", "validation loss 2.99", "HellaSwag 31.71 %", "about 7 h", "430,000 tokens/s"):
         assert fact in head
+
+
+@pytest.mark.parametrize("name", ["speedrun", "speedrun-cpu"])
+def test_the_speed_runs_cool_down_to_zero_and_say_what_was_measured_here_and_what_is_of_others(name):
+    recipe = RECIPES[name]()
+    assert learning_rate(recipe.config.train.steps, recipe.config.optim, recipe.config.train.steps) == 0
+    assert "easured here" in recipe.head
+    assert "others' findings" in recipe.head
+
+
+def test_speedrun_cpu_has_the_size_of_shakespeare_within_a_twentieth():
+    plain, fast = (
+        dataclasses.replace(RECIPES[name]().config.model, vocab_size=66) for name in ("shakespeare", "speedrun-cpu")
+    )
+    assert math.isclose(parameter_count(plain), parameter_count(fast), rel_tol=0.05)
 
 
 @pytest.mark.parametrize("name", [name for name, expected in EXPECTED.items() if "optim.min_lr" in expected])

@@ -339,7 +339,7 @@ def test_words_that_are_no_flag_or_lack_a_value_are_told(flags, expected):
     ("name", "expected"),
     [
         ("sonets", r"no recipe 'sonets' \(did you mean 'sonnets'\?\)"),
-        ("gpt3", "there is sonnets, shakespeare, gpt2"),
+        ("gpt3", "there is sonnets, shakespeare, speedrun-cpu, gpt2"),
         ("a" * 300, "no recipe 'aaa"),  # too long for the name of a file
         ("nope.toml", r"nope\.toml: No such file"),
         (".", r"no recipe '\.'"),
