@@ -4,6 +4,7 @@ The formula counts what autograd keeps of each block in eager mode, storage by s
 forwards. A compiled step computes some of it again instead of keeping it, so that its figure is an upper bound.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from quatrain.tokens.config import Packing
 FP32 = 4  # bytes: the residual stream, statistics, weights, gradients, moments
 CHUNK = 1 << 27  # logits in one matrix product, as in `model.loss`
 BLOCK = 1 << 19  # logits whose softmax a CPU thread computes at once, as in `model.loss`
+HEAP = 0.12  # what a CPU process holds beyond its tensors, as a share of them: measured (docs/plan.md)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Memory:
     logits: int  # of one chunk, with what its softmax takes
     loss: int  # gradients of the last hidden state and of the head, made in forward
     scratch: int  # gradients of activations within one block
+    heap: int  # of a CPU process: blocks of the C library's heap that no tensor fits into
     tables: int  # further gradients of the token embedding at the end of backward, before they are added up
     peak: int
     peak_checkpointed: int
@@ -55,8 +58,8 @@ class Memory:
 
 def memory_of(run: Run, shapes: Mapping[str, tuple[int, ...]]) -> Memory:
     """Memory of a run whose parameters have these names and shapes, padding included."""
-    sizes = {name: _product(shape) for name, shape in shapes.items()}
-    in_blocks = sum(size for name, size in sizes.items() if _is_block_matrix(name, shapes[name]))
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    in_blocks = sum(size for name, size in sizes.items() if is_block_matrix(name, shapes[name]))
     config = run.model
     weights = FP32 * sum(sizes.values())
     head = config.padded_vocab_size * config.n_embd
@@ -72,8 +75,13 @@ def memory_of(run: Run, shapes: Mapping[str, tuple[int, ...]]) -> Memory:
         "scratch": run.tokens * (2 * run.itemsize * config.mlp_width + 2 * FP32 * config.n_embd),
         "tables": FP32 * head * (config.tied + run.accumulates),
     }
+    held = {name: _peak(run, parts, name) for name in ("activations", "activations_checkpointed")}
+    heap = {name: int(HEAP * size) if run.cpu else 0 for name, size in held.items()}
     return Memory(
-        **parts, peak=_peak(run, parts, "activations"), peak_checkpointed=_peak(run, parts, "activations_checkpointed")
+        **parts,
+        heap=heap["activations"],
+        peak=held["activations"] + heap["activations"],
+        peak_checkpointed=held["activations_checkpointed"] + heap["activations_checkpointed"],
     )
 
 
@@ -174,12 +182,6 @@ def _kv(config: ModelConfig) -> int:
     return config.kv_heads * config.head_dim
 
 
-def _is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
+def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is a matrix inside of a block: autocast casts those, and Muon updates them."""
     return len(shape) == 2 and name.startswith("transformer.h.")
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
