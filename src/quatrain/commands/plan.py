@@ -251,8 +251,8 @@ def _between(facts: dict[str, Any]) -> Iterator[str]:
         yield f"communication   {_size(sent['bytes_per_step'])} sent by each a step, {how}{share}, beside the backward"
     if broken:
         yield (
-            f"interruptions   {broken['expected']:.2g} expected, one in {broken['hours_between']:,.0f} h (419 in 54 days "
-            f"on 16,384 GPUs; Grattafiori et al. 2024)"
+            f"interruptions   {broken['expected']:.2g} expected, one in {broken['hours_between']:,.0f} h (419 in 54 "
+            f"days on 16,384 GPUs; Grattafiori et al. 2024)"
         )
         yield (
             f"  each loses {broken['lost_hours_each']:.2g} h at this save_every; least is lost at "

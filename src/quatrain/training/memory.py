@@ -105,8 +105,7 @@ def kept_by_token(run: Run, checkpointed: bool = False) -> int:
     if checkpointed:
         shared = run.itemsize * _kv(config) if config.value_residual else 0
         return FP32 * config.n_embd * blocks + block + shared + _kept_outside(run)
-    first = run.itemsize * _kv(config) if config.value_residual else 0  # the first block mixes nothing
-    return blocks * block - first + _kept_outside(run)
+    return blocks * block + _kept_outside(run)
 
 
 def kept_by_block(run: Run) -> dict[str, int]:
@@ -128,20 +127,24 @@ def _attention(run: Run) -> int:
     """Queries, keys, values (with the storage that these are views of), the output, and the softmax's sums."""
     config, s = run.model, run.itemsize
     C, K, H = config.n_embd, _kv(config), config.n_head
-    fused, joined = s * (C + 2 * K), s * C
-    kept = joined
+    fused = s * (C + 2 * K)
+    kept = s * C  # the output, which the projection reads
     if config.qk_norm:
         copies = (s < FP32) + run.cpu  # the input in fp32; a CPU also keeps what is not yet scaled
         kept += FP32 * (copies * (C + K) + H + config.kv_heads)
+    # Products with learned weights keep the values, and RMSNorm in fp32 its input: both are views of one storage.
+    viewed = config.value_residual or (config.qk_norm and s == FP32)
+    if run.cpu and config.dropout:  # no fused kernel: scores, mask and product in fp32 for every pair of positions
+        mixed = s * K if config.value_residual else 0
+        return kept + mixed + FP32 * (3 * C + 3 * H * run.seq_len) + (fused if viewed else 0)
+    if run.cpu and s < FP32:  # `model.blocked` keeps contiguous copies, and no sums
+        return kept + fused + (fused if viewed else 0)
     if config.value_residual:
         kept += s * K
-    if config.dropout and run.cpu:  # no fused kernel: scores, mask and product in fp32 for every pair of positions
-        needed = config.value_residual or (config.qk_norm and s == FP32)
-        return kept + FP32 * (3 * C + 3 * H * run.seq_len) + (fused if needed else 0)
     if config.position == "rope" or config.qk_norm:
         kept += s * (C + K)
     if config.position == "rope" or run.packing != "concat":
-        kept += joined  # laid out like queries by head, or a document at a time, and put in order
+        kept += s * C  # laid out like queries by head, or a document at a time, and put in order
     return kept + fused + FP32 * H
 
 

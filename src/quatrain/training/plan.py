@@ -3,6 +3,8 @@
 Everything is a formula over the settings and a device's figures; what is assumed is said in `assumptions`.
 """
 
+import bisect
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -157,10 +159,10 @@ def impossible(wanted: Planned) -> Iterator[str]:
 
 
 def _too_large(wanted: Planned) -> str:
-    def fits(layers: int) -> bool:
-        return replace(wanted, model=replace(wanted.model, n_layer=layers)).memory(1).peak <= wanted.usable
+    def peak(layers: int) -> int:
+        return replace(wanted, model=replace(wanted.model, n_layer=layers)).memory(1).peak
 
-    layers = next((n for n in range(wanted.model.n_layer - 1, 0, -1) if fits(n)), None)
+    layers = bisect.bisect_right(range(1, wanted.model.n_layer), wanted.usable, key=peak)
     elsewhere = {name: replace(wanted, machine=machine) for name, machine in MACHINES.items()}
     others = [name for name, one in elsewhere.items() if one.memory(1).peak <= one.usable]
     instead = [f"--model.n-layer {layers}"] if layers else []
@@ -190,6 +192,7 @@ def assumed_speed(wanted: Planned, mfu: float | None) -> Speed | None:
     return Speed(step, step, rate * wanted.gpus, f"assumed MFU {share:g} ({source})")
 
 
+@functools.lru_cache
 def shapes_in_memory(model: ModelConfig) -> Shapes:
     """Parameters by name, padding included, tied ones once; without memory for them."""
     with torch.device("meta"):
