@@ -21,13 +21,14 @@ from quatrain.commands.demo import demo
 from quatrain.commands.evaluate import evaluate
 from quatrain.commands.export import export
 from quatrain.commands.inspect import inspect
+from quatrain.commands.plan import plan
 from quatrain.commands.prepare import prepare
 from quatrain.commands.recipes import recipes
 from quatrain.commands.sample import sample
 from quatrain.commands.train import settings_help, train
 from quatrain.errors import QuatrainError, UsageError, did_you_mean
 
-TAKE_SETTINGS = (["train"], ["inspect"], ["ablate"])  # commands with `--section.key value`
+TAKE_SETTINGS = (["train"], ["inspect"], ["ablate"], ["plan"])  # commands with `--section.key value`
 # Of libgomp, which reads it when torch is imported: a thread that waits sleeps soon. Alone on the machine this costs
 # nothing; beside another busy process the default makes a training five times slower (notes/LOG.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -78,7 +79,7 @@ def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         help_format="plaintext",
         default_parameter=cyclopts.Parameter(allow_repeating=True),  # later wins, as it does among settings
     )
-    for command in (prepare, evaluate, sample, inspect, adopt, export, ablate, recipes, demo):
+    for command in (prepare, evaluate, sample, inspect, adopt, export, ablate, plan, recipes, demo):
         app.command(command)
     app.command(train, help_epilogue=settings_help() if words[:1] == ["train"] else "")
     if words[:1] in TAKE_SETTINGS:

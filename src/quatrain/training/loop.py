@@ -77,17 +77,22 @@ def train(
     """
     store = TokenStore(data.store)
     where = pick_device(device)
-    torch.use_deterministic_algorithms(train.deterministic)
+    settle(where, train.deterministic)
+    loader = Loader(store.train, data, store.eot, where)
+    with enough_memory(where, train.micro_batch):
+        network = GPT(model, torch.Generator().manual_seed(train.seed)).to(where)
+        return Trainer(network, loader, store, optim, train, Path(run), recipe, watcher).run(stop_at)
+
+
+def settle(where: torch.device, deterministic: bool) -> None:
+    """Set this process up to train on the device."""
+    torch.use_deterministic_algorithms(deterministic)
     if where.type == "cpu":
         keep_freed_memory()
         fit_threads()
     if where.type == "cuda":
         torch.cuda.set_device(where.index or 0)  # pinned buffers belong to it
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32
-    loader = Loader(store.train, data, store.eot, where)
-    with enough_memory(where, train.micro_batch):
-        network = GPT(model, torch.Generator().manual_seed(train.seed)).to(where)
-        return Trainer(network, loader, store, optim, train, Path(run), recipe, watcher).run(stop_at)
 
 
 @contextlib.contextmanager
