@@ -5,7 +5,7 @@ import torch
 
 from quatrain.model.config import ModelConfig
 from quatrain.training import flops
-from quatrain.training.flops import PEAKS, flops_per_token, peak_flops
+from quatrain.training.flops import flops_per_token, peak_flops
 
 GPT2 = ModelConfig(vocab_size=50257)
 POSITIONS = 1024 * 768
@@ -51,9 +51,10 @@ def test_the_peak_of_other_devices_is_not_known() -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", "bf16", PEAKS["H100"]),
-        ("NVIDIA A100-SXM4-40GB", "fp16", PEAKS["A100"]),
-        ("NVIDIA H100 80GB HBM3", "fp32", None),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4e12),
+        ("NVIDIA A100-SXM4-40GB", "fp16", 312e12),
+        ("NVIDIA H100 80GB HBM3", "fp32", 494.7e12),  # TF32
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2e12),
         ("Some Other GPU", "bf16", None),
     ],
 )

@@ -9,9 +9,7 @@ from torch.nn import functional as F
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import DTYPES, Precision
 from quatrain.model.pretrained import true_shapes
-
-# Dense peaks by a part of the device's name, in FLOP/s, bf16 and fp16 (NVIDIA's data sheets; without sparsity).
-PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "RTX 4090": 165.2e12}
+from quatrain.training.machines import MACHINES, named_like
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> int:
@@ -30,10 +28,8 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
     """The device's peak in this precision: of the data sheet on CUDA, measured on a CPU; None where it is not known."""
     if device.type == "cpu":
         return measured_peak(precision)
-    if device.type != "cuda" or precision == "fp32":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    kind = named_like(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return MACHINES[kind].peaks[precision] if kind else None
 
 
 def measured_peak(precision: Precision, size: int = 1024, tries: int = 8) -> float:
