@@ -1,8 +1,12 @@
+import ctypes
+import platform
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from quatrain.errors import UsageError
-from quatrain.model.device import autocast, can_compile, pick_device, pick_precision
+from quatrain.model.device import autocast, can_compile, keep_freed_memory, pick_device, pick_precision
 
 
 @pytest.fixture
@@ -97,3 +101,19 @@ def test_compiling_needs_a_compiler_and_on_cuda_triton(monkeypatch, device, prog
 def test_autocast_computes_in_the_precision(precision, dtype):
     with autocast(torch.device("cpu"), precision):
         assert torch.nn.functional.linear(torch.ones(1, 2), torch.ones(1, 2)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("library", "calls"),
+    [(("glibc", "2.36"), [(-4, 0), (-1, -1)]), (("musl", "1.2"), []), (("", ""), [])],
+)
+def test_freed_memory_is_kept_where_the_c_library_is_glibc_and_others_are_left_alone(monkeypatch, library, calls):
+    made: list[tuple[int, int]] = []
+
+    def open_library(name: None) -> SimpleNamespace:
+        return SimpleNamespace(mallopt=lambda option, value: made.append((option, value)))
+
+    monkeypatch.setattr(platform, "libc_ver", lambda: library)
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+    keep_freed_memory()
+    assert made == calls
