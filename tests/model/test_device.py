@@ -1,11 +1,12 @@
-from pathlib import Path
+import ctypes
+import platform
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from quatrain.errors import UsageError
-from quatrain.model import device as device_module
-from quatrain.model.device import autocast, can_compile, fit_threads, pick_device, pick_precision
+from quatrain.model.device import autocast, can_compile, keep_freed_memory, pick_device, pick_precision
 
 
 @pytest.fixture
@@ -103,34 +104,16 @@ def test_autocast_computes_in_the_precision(precision, dtype):
 
 
 @pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, None),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "250000 100000\n"}, 2.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
-        ({"cpu.max": "odd\n"}, None),
-    ],
+    ("library", "calls"),
+    [(("glibc", "2.36"), [(-4, 0), (-1, -1)]), (("musl", "1.2"), []), (("", ""), [])],
 )
-def test_the_cores_that_a_control_group_grants(files: dict[str, str], cores: float | None, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert device_module._granted_cores(tmp_path) == cores
+def test_freed_memory_is_kept_where_the_c_library_is_glibc_and_others_are_left_alone(monkeypatch, library, calls):
+    made: list[tuple[int, int]] = []
 
+    def open_library(name: None) -> SimpleNamespace:
+        return SimpleNamespace(mallopt=lambda option, value: made.append((option, value)))
 
-@pytest.mark.parametrize(
-    ("granted", "variable", "threads"),
-    [(None, None, 8), (2.5, None, 2), (0.5, None, 1), (64.0, None, 8), (2.0, "8", 8)],
-)
-def test_no_more_threads_than_granted_cores(granted, variable, threads, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_to = [8]
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if variable:
-        monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr(device_module, "_granted_cores", lambda: granted)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    fit_threads()
-    assert set_to[-1] == threads
+    monkeypatch.setattr(platform, "libc_ver", lambda: library)
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+    keep_freed_memory()
+    assert made == calls

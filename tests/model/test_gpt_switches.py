@@ -1,23 +1,27 @@
-"""The switches that no class of transformers has, against their formulas."""
+"""The switches that GPT-2 does not know, against an implementation of their formulas written out."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from quatrain.errors import ConfigError
-from quatrain.model.attention import Attention
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
-from quatrain.model.masks import Causal
 
-SHAPE = {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 10, "vocab_size": 11}
-IDS = torch.randint(0, 11, (2, 10), generator=torch.Generator().manual_seed(1))
-ALL = {"logit_softcap": 2.0, "value_residual": True, "embedding_shortcut": True}
+TINY = {"n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 16, "block_size": 8, "vocab_size": 11}
+NEW = {"value_residual": True, "embedding_shortcut": True, "logit_softcap": 2.0}
+ALL_ON = NEW | {"position": "rope", "norm": "rmsnorm", "mlp": "relu2", "qk_norm": True, "tied": False, "bias": False}
+IDS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(1))
 
 
 def build(**switches) -> GPT:
-    """A model in fp64 whose every parameter is away from where it begins."""
-    model = GPT(ModelConfig(**SHAPE, **switches), torch.Generator().manual_seed(0)).double().eval()
+    return GPT(ModelConfig(**{**TINY, **switches}), torch.Generator().manual_seed(0))
+
+
+def lively(model: GPT) -> GPT:
+    """Every parameter moved, so that each shows in the logits."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -25,101 +29,118 @@ def build(**switches) -> GPT:
     return model
 
 
-def values_of(attention: Attention, x: Tensor) -> Tensor:
-    """The values (B, H, T, D) as projected."""
-    B, T, C = x.shape
-    return attention.c_attn(x)[..., 2 * C :].view(B, T, attention.n_head, -1).transpose(1, 2)
+def straight(weights: dict[str, Tensor], config: ModelConfig, ids: Tensor) -> Tensor:
+    """GPT-2 with grouped heads, value residual, embedding shortcut and soft-cap, in double precision, by formulas."""
+    w = {name.removeprefix("transformer."): weight.double() for name, weight in weights.items()}
+    T, D = ids.shape[1], config.head_dim
+    later = torch.ones(T, T, dtype=torch.bool).triu(1)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    x0 = x = w["wte.weight"][ids] + w["wpe.weight"][:T]
+    for layer in range(config.n_layer):
+        h = f"h.{layer}"
+        if config.embedding_shortcut:
+            on, back = w[f"{h}.x_mix"]
+            x = on * x + back * x0
+        qkv = linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn")
+        q, k, v = qkv.split([config.n_embd, config.kv_heads * D, config.kv_heads * D], dim=-1)
+        if layer == 0:
+            v0 = v
+        elif config.value_residual:
+            own, first = w[f"{h}.attn.v_mix"]
+            v = own * v + first * v0
+        heads = []
+        for head in range(config.n_head):
+            shared = head // (config.n_head // config.kv_heads)
+            mine, theirs = slice(head * D, head * D + D), slice(shared * D, shared * D + D)
+            scores = (q[..., mine] @ k[..., theirs].mT / math.sqrt(D)).masked_fill(later, -torch.inf)
+            heads.append(scores.softmax(-1) @ v[..., theirs])
+        x = x + linear(torch.cat(heads, -1), f"{h}.attn.c_proj")
+        u = linear(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc")
+        gelu = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+        x = x + linear(gelu, f"{h}.mlp.c_proj")
+    logits = norm(x, "ln_f") @ w["wte.weight"][: config.vocab_size].T
+    cap = config.logit_softcap
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def attended(attention: Attention, x: Tensor, values: Tensor) -> Tensor:
-    """Causal attention with these values, written out."""
-    B, T, C = x.shape
-    q, k = (
-        part.view(B, T, attention.n_head, -1).transpose(1, 2) for part in attention.c_attn(x)[..., : 2 * C].chunk(2, -1)
+SETS = [{name: value} for name, value in NEW.items()] + [NEW]
+
+
+@pytest.mark.parametrize("switches", SETS, ids="-".join)
+def test_logits_are_those_of_the_formulas_and_each_switch_reaches_them(switches):
+    model = lively(build(**switches))
+    weights, config = dict(model.named_parameters()), model.config
+    with torch.no_grad():
+        logits = model(IDS)
+        torch.testing.assert_close(logits.double(), straight(weights, config, IDS), atol=1e-5, rtol=0)
+        for name in switches:
+            without = ModelConfig(**{**TINY, **switches, name: 0.0 if name == "logit_softcap" else False})
+            assert (logits - straight(weights, without, IDS)).abs().max() > 0.1, name
+
+
+@pytest.mark.parametrize("switch", ["value_residual", "embedding_shortcut"])
+def test_a_mixture_starts_as_designed_and_the_shortcut_at_nothing(switch):
+    mixtures = {name: p.tolist() for name, p in build(**{switch: True}).named_parameters() if "_mix" in name}
+    if switch == "value_residual":  # the first block has nothing to mix with
+        assert mixtures == {f"transformer.h.{layer}.attn.v_mix": [0.5, 0.5] for layer in (1, 2)}
+    else:
+        assert mixtures == {f"transformer.h.{layer}.x_mix": [1.0, 0.0] for layer in (0, 1, 2)}
+    assert torch.equal(build(**{switch: True})(IDS), build()(IDS)) == (switch == "embedding_shortcut")
+
+
+def test_logits_stay_within_the_cap_and_keep_their_order():
+    model = build(logit_softcap=2.0)
+    with torch.no_grad():
+        raw = torch.linspace(-50, 50, 1001, dtype=torch.float64)
+        capped = model.capped(raw)
+        assert capped.abs().max() <= 2
+        assert (capped.diff() >= 0).all()
+        small = torch.linspace(-0.01, 0.01, 11, dtype=torch.float64)
+        torch.testing.assert_close(model.capped(small), small, rtol=1e-5, atol=0)
+        model.transformer["wte"].weight.mul_(1000)
+        assert 1.9 < model(IDS).abs().max() <= 2
+
+
+@pytest.mark.parametrize("switches", [{}, ALL_ON, {"mlp": "swiglu", "n_kv_head": 1}], ids=["gpt2", "all on", "swiglu"])
+def test_a_model_whose_projections_start_at_zero_begins_as_embedding_norm_and_head(switches):
+    model = build(zero_init=True, **switches)
+    zero = {name for name, parameter in model.named_parameters() if not parameter.any() and "bias" not in name}
+    assert zero == {f"transformer.h.{i}.{part}.c_proj.weight" for i in range(3) for part in ("attn", "mlp")}
+    with torch.no_grad():
+        x = model.transformer["wte"](IDS)
+        if "wpe" in model.transformer:
+            x = x + model.transformer["wpe"].weight[:8]
+        logits = F.linear(model.transformer["ln_f"](x), model.head_weight)[..., :11]
+        assert torch.equal(model(IDS), model.capped(logits))
+        assert not torch.equal(build(**switches)(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("zero_init", [False, True])
+def test_with_all_switches_logits_depend_on_exactly_the_inputs_so_far(zero_init):
+    model = build(zero_init=zero_init, **ALL_ON)
+    model = lively(model) if zero_init else model  # as after a step
+    inputs: list[Tensor] = []
+    model.transformer["wte"].register_forward_hook(
+        lambda module, ids, output: inputs.append(output.detach().requires_grad_()) or inputs[0]
     )
-    scores = q @ k.mT / (C // attention.n_head) ** 0.5
-    scores = scores.masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), -torch.inf)
-    return attention.c_proj((scores.softmax(-1) @ values).transpose(1, 2).reshape(B, T, C))
+    logits = model(IDS[:1].expand(8, 8))  # the same row; row i is asked about its logits at i
+    (logits[range(8), range(8)] * torch.linspace(-1, 1, 11)).sum().backward()
+    assert torch.equal(inputs[0].grad.ne(0).any(dim=-1), torch.ones(8, 8, dtype=torch.bool).tril())
 
 
-def straight(model: GPT, ids: Tensor) -> Tensor:
-    """The logits with all three switches, block by block as their papers write them."""
-    parts, cap = model.transformer, model.config.logit_softcap
-    embedded = parts["wte"](ids) + parts["wpe"](torch.arange(ids.shape[1]))
-    x, first = embedded, None
-    for block in parts["h"]:
-        x = block.x_mix[0] * x + block.x_mix[1] * embedded
-        normed = block.ln_1(x)
-        values = values_of(block.attn, normed)
-        first = values if first is None else first
-        mixed = values if first is values else block.attn.v_mix[0] * values + block.attn.v_mix[1] * first
-        x = x + attended(block.attn, normed, mixed)
-        x = x + block.mlp(block.ln_2(x))
-    logits = (parts["ln_f"](x) @ parts["wte"].weight.T)[..., :11]
-    return cap * torch.tanh(logits / cap)
-
-
-@torch.no_grad()
-def test_with_all_of_them_the_logits_are_those_of_the_formulas():
-    model = build(**ALL)
-    torch.testing.assert_close(model(IDS), straight(model, IDS), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("switch", ALL)
-@torch.no_grad()
-def test_each_of_them_reaches_the_logits(switch):
-    with_all = build(**ALL)
-    without = GPT(ModelConfig(**SHAPE, **{**ALL, switch: type(ALL[switch])(0)})).double().eval()
-    without.load_state_dict({name: w for name, w in with_all.state_dict().items() if name in without.state_dict()})
-    assert (with_all(IDS) - without(IDS)).abs().max() > 1e-3
-
-
-def test_with_all_of_them_no_position_sees_a_later_one():
-    model = build(**ALL)
-    embedded = model.transformer["wte"]
-    seen = []
-    embedded.register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad_()) or output)
-    for position in range(10):
-        seen.clear()
-        (of_inputs,) = torch.autograd.grad(model(IDS[:1])[0, position].sum(), seen)
-        assert (of_inputs[0, : position + 1].abs().sum(-1) > 0).all()
-        assert not of_inputs[0, position + 1 :].any()
-
-
-def test_the_mixtures_begin_as_half_of_each_values_and_as_the_stream_alone():
-    model = GPT(ModelConfig(**SHAPE, **ALL))
-    for block in model.transformer["h"]:
-        assert block.attn.v_mix.tolist() == [0.5, 0.5]
-        assert block.x_mix.tolist() == [1.0, 0.0]
-
-
-def test_the_first_block_keeps_its_own_values():
-    attention = build(**ALL).transformer["h"][0].attn
-    x = torch.randn(1, 10, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+def test_with_all_switches_a_packed_row_gives_each_document_the_logits_that_it_has_alone():
+    model = lively(build(**ALL_ON))
+    documents = torch.tensor([[0] * 3 + [1] * 5])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
     with torch.no_grad():
-        y, values = attention(x, None, Causal())
-        assert torch.equal(values, values_of(attention, x))
-        torch.testing.assert_close(y, attended(attention, x, values), atol=1e-12, rtol=0)
-
-
-def test_zero_init_begins_as_embedding_norm_and_head():
-    model = GPT(ModelConfig(**SHAPE, zero_init=True), torch.Generator().manual_seed(0))
-    parts = model.transformer
-    with torch.no_grad():
-        expected = model.head(parts["ln_f"](parts["wte"](IDS) + parts["wpe"](torch.arange(10))))
-        torch.testing.assert_close(model(IDS), expected)
-    drawn = GPT(ModelConfig(**SHAPE), torch.Generator().manual_seed(0))
-    assert not torch.equal(drawn.transformer["h"][0].mlp.c_proj.weight, model.transformer["h"][0].mlp.c_proj.weight)
-
-
-@torch.no_grad()
-def test_a_soft_cap_bounds_the_logits_and_keeps_their_order():
-    model = build(logit_softcap=0.5)
-    free = build()
-    assert model(IDS).abs().max() <= 0.5 < free(IDS).abs().max()
-    assert torch.equal(model(IDS).argsort(-1), free(IDS).argsort(-1))
-
-
-def test_a_soft_cap_below_zero_is_refused():
-    with pytest.raises(ConfigError, match=r"logit_softcap is -1\.0, it must be above 0, or 0 for none"):
-        ModelConfig(logit_softcap=-1.0)
+        packed = model(IDS[:1], documents, positions)
+        alone = torch.cat([model(IDS[:1, :3]), model(IDS[:1, 3:])], dim=1)
+        assert (packed - model(IDS[:1])).abs().max() > 0.1
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=0)

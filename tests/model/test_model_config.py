@@ -79,3 +79,17 @@ def test_all_mistakes_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         ModelConfig(n_layer=0, n_head=0, vocab_size=-3)
     assert len(caught.value.mistakes) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"logit_softcap": -1.0}, "logit_softcap is -1.0, it must be above 0, or 0 for none"),
+        ({"logit_softcap": math.nan}, "logit_softcap is nan, it must be finite"),
+        ({"mlp": "relu"}, "mlp is 'relu', expected one of: gelu_tanh, swiglu, relu2 (did you mean 'relu2'?)"),
+    ],
+)
+def test_a_switch_that_cannot_be_set_so_is_told_once(values, words):
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(**values)
+    assert caught.value.mistakes == [words]

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from quatrain.errors import DataError, QuatrainError
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
 from quatrain.model.pretrained import load_model
+from quatrain.settings import option
 from quatrain.tokens.config import DataConfig
 from quatrain.tokens.store import TokenStore
 from quatrain.training import checkpoint
@@ -351,6 +352,37 @@ def test_the_hash_of_settings_is_of_those_that_decide_numbers() -> None:
         TrainConfig(precision="fp32"),
     )
     assert told_apart != rope
+
+
+def test_a_setting_that_a_later_version_adds_changes_the_hash_only_where_it_is_set() -> None:
+    @dataclass(frozen=True)
+    class Later(OptimConfig):
+        nesterov: bool = option(True, "of a later version")
+
+    def hashed(optim: OptimConfig) -> str:
+        network = ModelConfig(n_layer=2, n_embd=16, n_head=2, vocab_size=11)
+        return settings_sha256(network, optim, DataConfig(seq_len=8), TrainConfig(precision="fp32"))
+
+    assert hashed(Later()) == hashed(OptimConfig())
+    assert hashed(Later(lr=1e-3)) == hashed(OptimConfig(lr=1e-3)) != hashed(OptimConfig())
+    assert hashed(Later(nesterov=False)) != hashed(Later())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optim_kind": "muon"},
+        {"optim_momentum": 0.9},
+        {"optim_momentum_warmup": 0},
+        {"model_zero_init": True},
+        {"model_logit_softcap": 15.0},
+        {"model_value_residual": True},
+        {"model_embedding_shortcut": True},
+    ],
+    ids="".join,
+)
+def test_switches_for_learning_faster_decide_numbers(change: dict[str, object]) -> None:
+    assert settings_hash(**change) != settings_hash()
 
 
 def test_what_was_restored_can_be_saved_again_as_the_same_bytes(sonnets: TokenStore, run: Path, tmp_path: Path) -> None:

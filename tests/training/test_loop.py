@@ -35,7 +35,7 @@ from quatrain.training.flops import flops_per_token
 from quatrain.training.loop import Trainer, train
 from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.progress import Silent
-from quatrain.training.schedule import learning_rate
+from quatrain.training.schedule import learning_rate, momentum
 
 # 24 rows a step of about 273 windows an epoch: an epoch's border lies in the steps 12 and 23.
 TINY: dict[str, Any] = {
@@ -58,6 +58,20 @@ TINY: dict[str, Any] = {
     "samples": 2,
     "sample_tokens": 4,
     "sample_prompt": "",
+}
+FASTER: dict[str, Any] = {
+    "kind": "muon",
+    "momentum_warmup": 15,
+    "n_layer": 2,
+    "position": "rope",
+    "norm": "rmsnorm",
+    "mlp": "relu2",
+    "qk_norm": True,
+    "tied": False,
+    "zero_init": True,
+    "logit_softcap": 15.0,
+    "value_residual": True,
+    "embedding_shortcut": True,
 }
 SAVING = {"eval_every": 2, "save_every": 3}
 TIMES = {"seconds", "tokens_per_second", "data_wait", "mfu"}
@@ -465,6 +479,45 @@ def test_case_14_15_17_18_19_25_26_27_30_steps_equal_10_and_10_and_10(go: Go, tm
     for stop_at, stopped in [(10, True), (20, True), (None, False)]:
         assert go(tmp_path / "parts", stop_at, **settings)["stopped"] == stopped
     assert outcome(tmp_path / "parts", 30) == outcome(tmp_path / "whole", 30)
+
+
+@pytest.mark.parametrize("packing", ["concat", "document"])
+def test_case_18_22_30_steps_with_muon_and_every_switch_equal_10_and_10_and_10(
+    go: Go, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = FASTER | {"steps": 30, "packing": packing, "eval_every": 7}
+    go(tmp_path / "whole", **settings)
+    for stop_at in (10, 20, None):
+        go(tmp_path / "parts", stop_at, **settings)
+    assert outcome(tmp_path / "parts", 30) == outcome(tmp_path / "whole", 30)
+    assert losses(tmp_path / "parts")[-1] < losses(tmp_path / "parts")[0] - 0.5
+    go(tmp_path / "fault", 10, **settings)
+    monkeypatch.setattr(loop, "momentum", lambda step, optim: momentum(step - 10, optim))  # counted from the resume
+    go(tmp_path / "fault", **settings)
+    assert weights(tmp_path / "fault", 30) != weights(tmp_path / "whole", 30)
+
+
+def test_muons_momentum_is_a_function_of_the_step(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    call = step.Step.__call__
+
+    def noting(self: step.Step, number: int, lr: float, batches: Any, valid: int, momentum: float) -> Any:
+        given.append(momentum)
+        return call(self, number, lr, batches, valid, momentum)
+
+    monkeypatch.setattr(step.Step, "__call__", noting)
+    for stop_at in (3, None):
+        go(tmp_path, stop_at, kind="muon", momentum_warmup=4)
+    assert given == pytest.approx([0.85, 0.875, 0.9, 0.925, 0.95, 0.95, 0.95, 0.95])
+
+
+def test_a_run_on_a_cpu_keeps_the_memory_that_its_steps_free(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: calls.append(1))
+    go(tmp_path, 1)
+    assert calls == [1]
 
 
 def _moments_forgotten(patch: pytest.MonkeyPatch) -> None:

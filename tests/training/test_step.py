@@ -185,6 +185,21 @@ def test_clipping_keeps_the_direction_and_leaves_small_gradients_alone() -> None
         torch.testing.assert_close(gradient(model), expected, rtol=1e-4, atol=1e-9)
 
 
+def test_case_39_a_gradient_within_the_norm_is_not_touched_to_the_bit_and_a_larger_one_ends_at_it() -> None:
+    batch = whole_batch()
+    _, whole = gradient_of([batch], batch.valid)
+    norm = float(whole.norm())
+    for clip in (norm * (1 + 1e-6), 1e3, 0.0):
+        model = network()
+        one_step(model, clip)(0, 0.0, [batch], batch.valid)
+        assert torch.equal(gradient(model), whole)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), norm * (1 + 1e-7))  # the fault: torch's own changes bits
+    assert not torch.equal(gradient(model), whole)
+    model = network()
+    one_step(model, norm / 3)(0, 0.0, [batch], batch.valid)
+    assert norm / 3 * (1 - 1e-4) < float(gradient(model).norm()) <= norm / 3 * (1 + 1e-6)
+
+
 def test_fp16_unscales_before_it_measures_the_norm() -> None:
     batch = whole_batch()
     expected = one_step(network())(0, 0.0, [batch], batch.valid)
@@ -259,6 +274,16 @@ def test_every_group_gets_the_rate_of_the_step() -> None:
         assert [group["lr"] for group in step.optimizer.param_groups] == [lr, lr]
 
 
+def test_muon_gets_rate_and_momentum_of_the_step_and_adamw_the_rate() -> None:
+    batch, model = whole_batch(), network()
+    optimizer = build_optimizer(model, OptimConfig(kind="muon", lr=0.5, weight_decay=0.0))
+    step = Step(model, optimizer, "fp32", 1.0, 5)
+    for number, (lr, momentum) in enumerate([(0.1, 0.85), (0.02, 0.9)]):
+        step(number, lr, [batch], batch.valid, momentum)
+        groups = [(group["lr"], group.get("momentum")) for part in optimizer.parts for group in part.param_groups]
+        assert groups == [(lr, momentum), (lr, None), (lr, None)]
+
+
 def _nan_weight(model: GPT) -> None:
     model.get_parameter("transformer.h.0.mlp.c_fc.weight").data[0, 0] = float("nan")
 
@@ -275,11 +300,12 @@ def _infinite_gradient(model: GPT) -> None:
     model.get_parameter("transformer.h.1.attn.c_proj.bias").register_hook(lambda grad: grad + float("inf"))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("poison", [_nan_weight, _huge_weights, _nan_gradient, _infinite_gradient])
-def test_case_40_what_is_not_finite_stops_before_the_update(poison: object) -> None:
+def test_case_40_what_is_not_finite_stops_before_the_update(poison: object, kind: str) -> None:
     batch = whole_batch()
     model = network()
-    step = one_step(model, lr=1e-3)
+    step = Step(model, build_optimizer(model, OptimConfig(kind=kind, weight_decay=0.0)), "fp32", 1.0, 5)
     step(0, 1e-3, [batch], batch.valid)
     poison(model)
     before = bits(model, step.optimizer)

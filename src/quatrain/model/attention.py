@@ -11,9 +11,13 @@ RMS_EPS = 1e-6
 
 
 class Attention(nn.Module):
-    """Multi-head attention with fused queries, keys and values: rows q, k, v of `c_attn`."""
+    """Multi-head attention with fused queries, keys and values: rows q, k, v of `c_attn`.
 
-    def __init__(self, config: ModelConfig) -> None:
+    The `first` block's has no values to mix its own with, and so no mixture: a parameter without a gradient would
+    have no moments to save.
+    """
+
+    def __init__(self, config: ModelConfig, first: bool = False) -> None:
         super().__init__()
         C, D = config.n_embd, config.head_dim
         self.n_head = config.n_head
@@ -23,7 +27,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.q_norm = RMSNorm(D) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(D) if config.qk_norm else nn.Identity()
-        self.v_mix = nn.Parameter(torch.empty(2)) if config.value_residual else None
+        self.v_mix = nn.Parameter(torch.empty(2)) if config.value_residual and not first else None
 
     def forward(
         self,

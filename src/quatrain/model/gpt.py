@@ -40,7 +40,7 @@ class GPT(nn.Module):
         self.transformer = nn.ModuleDict(
             {"wte": nn.Embedding(config.padded_vocab_size, config.n_embd)}
             | ({"wpe": nn.Embedding(config.block_size, config.n_embd)} if config.position == "learned" else {})
-            | {"h": nn.ModuleList(Block(config) for _ in range(config.n_layer)), "ln_f": norm(config)}
+            | {"h": nn.ModuleList(Block(config, first=i == 0) for i in range(config.n_layer)), "ln_f": norm(config)}
         )
         self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self._initialise(generator)
@@ -129,10 +129,10 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """x + attn(ln_1(x)), then x + mlp(ln_2(x)); with `embedding_shortcut` x is mixed with the embedding before."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, first: bool = False) -> None:
         super().__init__()
         self.ln_1 = norm(config)
-        self.attn = Attention(config)
+        self.attn = Attention(config, first)
         self.ln_2 = norm(config)
         self.mlp = MLPS[config.mlp](config)
         self.x_mix = nn.Parameter(torch.empty(2)) if config.embedding_shortcut else None
