@@ -59,8 +59,10 @@ def test_in_fp32_output_and_gradients_are_those_of_the_definition(T, H, H_kv, mo
     assert max(errors(found, expected)) < 1e-6
 
 
+@pytest.mark.parametrize("block", [16, 128])
 @pytest.mark.parametrize(("H", "H_kv"), HEADS)
-def test_in_bf16_it_errs_no_more_than_torchs_kernel(H, H_kv):
+def test_in_bf16_it_errs_no_more_than_torchs_kernel(H, H_kv, block, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", block)
     parts = inputs(300, H, H_kv, torch.bfloat16)
     expected = outcome(definition, parts, torch.float64)
     ours, theirs = (errors(outcome(each, parts), expected) for each in (attend, kernel))
