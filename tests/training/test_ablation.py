@@ -14,7 +14,7 @@ from quatrain.errors import QuatrainError, Stopped, UsageError
 from quatrain.model.pretrained import parameter_count
 from quatrain.tokens.store import TokenStore
 from quatrain.training import ablation
-from quatrain.training.ablation import DIVERGED, Planned, ablate, quick
+from quatrain.training.ablation import DIVERGED, Trial, ablate, quick
 from quatrain.training.checkpoint import checkpoints
 from quatrain.training.comparison import Comparison
 from quatrain.training.loop import train
@@ -33,7 +33,7 @@ def _quick() -> Iterator[None]:
         yield
 
 
-def planned(store: TokenStore, folder: Path, **variants: dict[str, object]) -> list[Planned]:
+def trials(store: TokenStore, folder: Path, **variants: dict[str, object]) -> list[Trial]:
     """The base, and variants by the settings in which they differ."""
     runs = []
     for name, changes in {"base": {}, **variants}.items():
@@ -41,7 +41,7 @@ def planned(store: TokenStore, folder: Path, **variants: dict[str, object]) -> l
             values = TINY | {"seed": seed, "data_seed": 1337 + seed} | changes
             model, optim, data, config = sections(store, **values)
             place = folder / name / f"seed_{seed}"
-            runs.append(Planned(name, place, model, optim, data, quick(config), "# recipe\n", "cpu"))
+            runs.append(Trial(name, place, model, optim, data, quick(config), "# recipe\n", "cpu"))
     return runs
 
 
@@ -50,9 +50,9 @@ def losses(comparison: Comparison) -> dict[str, tuple[float | None, ...]]:
 
 
 @pytest.fixture(scope="module")
-def whole(sonnets: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Planned], Comparison]:
+def whole(sonnets: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Trial], Comparison]:
     """An ablation that nothing disturbed; not to be written into."""
-    runs = planned(sonnets, tmp_path_factory.mktemp("whole"), hot={"lr": 3e-2}, wide={"mlp": "swiglu"})
+    runs = trials(sonnets, tmp_path_factory.mktemp("whole"), hot={"lr": 3e-2}, wide={"mlp": "swiglu"})
     return runs, ablate(runs)
 
 
@@ -104,7 +104,7 @@ def test_the_base_comes_first_wherever_its_runs_stand(whole):
 
 
 def test_more_seeds_and_more_variants_go_on_from_what_is_there(sonnets, tmp_path, monkeypatch):
-    begun = planned(sonnets, tmp_path, hot={"lr": 3e-2})
+    begun = trials(sonnets, tmp_path, hot={"lr": 3e-2})
     first = [run for run in begun if run.train.seed == 42]
     ablate(first)
     trained: list[str] = []
@@ -134,7 +134,7 @@ class Signalling(Silent):
 
 @pytest.mark.parametrize("step", [1, 4, 6])
 def test_a_signal_saves_what_is_done_and_the_same_call_ends_like_one_undisturbed(sonnets, whole, tmp_path, step):
-    runs = planned(sonnets, tmp_path, hot={"lr": 3e-2}, wide={"mlp": "swiglu"})
+    runs = trials(sonnets, tmp_path, hot={"lr": 3e-2}, wide={"mlp": "swiglu"})
     watcher = Signalling(2, step)
     with pytest.raises(Stopped, match="the same command goes on") as stopped:
         ablate(runs, watcher=watcher)
@@ -145,7 +145,7 @@ def test_a_signal_saves_what_is_done_and_the_same_call_ends_like_one_undisturbed
 
 
 def test_a_variant_that_diverges_is_a_row_and_is_not_trained_again(sonnets, tmp_path, monkeypatch):
-    runs = planned(sonnets, tmp_path, hot={"lr": 1e38, "warmup": 0, "clip": 0.0}, warm={"lr": 2e-2})
+    runs = trials(sonnets, tmp_path, hot={"lr": 1e38, "warmup": 0, "clip": 0.0}, warm={"lr": 2e-2})
     comparison = ablate(runs)
     assert [row.verdict == "diverged" for row in comparison.rows] == [False, True, False]
     assert losses(comparison)["hot"] == (None, None)
@@ -156,7 +156,7 @@ def test_a_variant_that_diverges_is_a_row_and_is_not_trained_again(sonnets, tmp_
 
 
 def test_a_base_that_diverges_ends_it_before_the_variants_are_trained(sonnets, tmp_path):
-    runs = planned(sonnets, tmp_path, calm={})
+    runs = trials(sonnets, tmp_path, calm={})
     hot = [replace(run, optim=replace(run.optim, lr=1e38, warmup=0, clip=0.0)) for run in runs[:2]]
     with pytest.raises(QuatrainError, match="the base itself diverged"):
         ablate([*hot, *runs[2:]])
@@ -177,12 +177,12 @@ def test_what_is_no_fair_comparison_or_cannot_be_is_refused_before_anything_is_t
     sonnets, tmp_path, changes, expected
 ):
     with pytest.raises(UsageError, match=expected):
-        ablate(planned(sonnets, tmp_path, x=changes))
+        ablate(trials(sonnets, tmp_path, x=changes))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_finished_run_of_other_settings_is_refused(sonnets, tmp_path):
-    ablate(planned(sonnets, tmp_path))
-    others = [replace(run, optim=replace(run.optim, lr=0.5)) for run in planned(sonnets, tmp_path)]
+    ablate(trials(sonnets, tmp_path))
+    others = [replace(run, optim=replace(run.optim, lr=0.5)) for run in trials(sonnets, tmp_path)]
     with pytest.raises(UsageError, match="began with other settings"):
         ablate(others)

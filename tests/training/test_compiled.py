@@ -22,6 +22,7 @@ from quatrain.training.config import OptimConfig
 from quatrain.training.optim import build_optimizer
 from quatrain.training.schedule import learning_rate, momentum
 from quatrain.training.step import Step
+from switches import FASTER
 
 # torch's own, of 2.13, while it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -29,22 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 CPU = torch.device("cpu")
 ROWS, T = 4, 32
 GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": T}
-FASTER = GPT2 | {
-    "position": "rope",
-    "norm": "rmsnorm",
-    "mlp": "relu2",
-    "qk_norm": True,
-    "tied": False,
-    "zero_init": True,
-    "logit_softcap": 15.0,
-    "value_residual": True,
-    "embedding_shortcut": True,
-}
 OPTIM = {
     "gpt2": OptimConfig(lr=1e-3, warmup=5),
     "faster": OptimConfig(kind="muon", lr=3e-3, warmup=5, momentum_warmup=20),
 }
-SHAPES = {"gpt2": GPT2, "faster": FASTER}
+SHAPES = {"gpt2": GPT2, "faster": GPT2 | FASTER}
 
 
 @pytest.fixture(autouse=True)

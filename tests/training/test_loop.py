@@ -36,6 +36,7 @@ from quatrain.training.loop import Trainer, train
 from quatrain.training.metrics import JsonLines, Row
 from quatrain.training.progress import Silent
 from quatrain.training.schedule import learning_rate, momentum
+from switches import FASTER
 
 # 24 rows a step of about 273 windows an epoch: an epoch's border lies in the steps 12 and 23.
 TINY: dict[str, Any] = {
@@ -59,20 +60,7 @@ TINY: dict[str, Any] = {
     "sample_tokens": 4,
     "sample_prompt": "",
 }
-FASTER: dict[str, Any] = {
-    "kind": "muon",
-    "momentum_warmup": 15,
-    "n_layer": 2,
-    "position": "rope",
-    "norm": "rmsnorm",
-    "mlp": "relu2",
-    "qk_norm": True,
-    "tied": False,
-    "zero_init": True,
-    "logit_softcap": 15.0,
-    "value_residual": True,
-    "embedding_shortcut": True,
-}
+SPEEDRUN: dict[str, Any] = {"kind": "muon", "momentum_warmup": 15, "n_layer": 2, **FASTER}
 SAVING = {"eval_every": 2, "save_every": 3}
 TIMES = {"seconds", "tokens_per_second", "data_wait", "mfu"}
 
@@ -485,7 +473,7 @@ def test_case_14_15_17_18_19_25_26_27_30_steps_equal_10_and_10_and_10(go: Go, tm
 def test_case_18_22_30_steps_with_muon_and_every_switch_equal_10_and_10_and_10(
     go: Go, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = FASTER | {"steps": 30, "packing": packing, "eval_every": 7}
+    settings = SPEEDRUN | {"steps": 30, "packing": packing, "eval_every": 7}
     go(tmp_path / "whole", **settings)
     for stop_at in (10, 20, None):
         go(tmp_path / "parts", stop_at, **settings)
@@ -673,7 +661,7 @@ def test_case_34_what_a_compiled_step_saved_resumes_eagerly_and_back(
 def test_compile_where_there_is_no_compiler_is_refused_before_the_run_folder_exists(
     go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "can_compile", lambda device: False)
+    monkeypatch.setattr("quatrain.model.device.can_compile", lambda device: False)
     with pytest.raises(UsageError, match=r"train\.compile is true, and this machine has no compiler"):
         go(tmp_path / "run", compile=True)
     assert not (tmp_path / "run").exists()

@@ -12,11 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import autocast
 from quatrain.model.gpt import GPT
-from quatrain.model.loss import BLOCK as LOSS_BLOCK
-from quatrain.model.loss import CHUNK as LOSS_CHUNK
 from quatrain.tokens.loader import Batch
 from quatrain.training.config import OptimConfig
-from quatrain.training.memory import BLOCK, CHUNK, HEAP, Memory, Run, kept_by_token, memory_of
+from quatrain.training.memory import HEAP, Memory, Run, kept_by_token, memory_of
 from quatrain.training.optim import build_optimizer
 from quatrain.training.step import Step
 
@@ -82,10 +80,6 @@ def test_every_switch_of_memory_changes_the_formula() -> None:
     for switch in [{"position": "rope"}, {"mlp": "swiglu"}, {"qk_norm": True}, {"n_kv_head": 2}, {"dropout": 0.1},
                    {"value_residual": True}, {"embedding_shortcut": True}]:  # fmt: skip
         assert kept_by_token(Run(replace(TINY, **switch), B, T, 2, cpu=False)) != plain, switch
-
-
-def test_the_loss_cuts_logits_where_the_formula_says() -> None:
-    assert (CHUNK, BLOCK) == (LOSS_CHUNK, LOSS_BLOCK)
 
 
 def planned(config: ModelConfig, rows: int, length: int, precision: str, muon: bool, micro_steps: int) -> Memory:

@@ -14,20 +14,10 @@ from quatrain.model.loss import loss_of
 from quatrain.training.config import OptimConfig
 from quatrain.training.optim import build_optimizer, optimizer_tensors, restore_optimizer
 from quatrain.training.schedule import momentum
+from switches import FASTER
 
 CONFIG = OptimConfig(kind="muon", lr=1e-2, weight_decay=0.1)
 VOCAB = 50  # 64 rows in memory
-ALL_ON = {
-    "position": "rope",
-    "norm": "rmsnorm",
-    "mlp": "relu2",
-    "qk_norm": True,
-    "tied": False,
-    "zero_init": True,
-    "logit_softcap": 15.0,
-    "value_residual": True,
-    "embedding_shortcut": True,
-}
 MATRICES = {"attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight", "mlp.c_gate.weight"}
 
 
@@ -71,7 +61,7 @@ def test_for_every_switch_each_parameter_is_in_one_group_and_the_blocks_matrices
         assert decayed == {name for name, p in model.named_parameters() if p.dim() >= 2}, switches
 
 
-@pytest.mark.parametrize("switches", [ALL_ON, {"value_residual": True, "n_layer": 1}], ids=["all on", "one block"])
+@pytest.mark.parametrize("switches", [FASTER, {"value_residual": True, "n_layer": 1}], ids=["all on", "one block"])
 def test_every_parameter_has_a_gradient_and_so_a_state(switches: dict[str, object]) -> None:
     model = network(**switches)
     backward(model)
@@ -95,7 +85,7 @@ def orthogonal(update: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("mlp", ["relu2", "swiglu"])
 def test_updates_of_matrices_are_those_of_the_formula_under_changing_rate_and_momentum(mlp: str) -> None:
-    model = network(**ALL_ON | {"mlp": mlp})
+    model = network(**FASTER | {"mlp": mlp})
     optimizer = build_optimizer(model, CONFIG)
     buffers: dict[str, Tensor] = {}
     for seed, (lr, mu) in enumerate([(1e-2, 0.85), (3e-2, 0.9), (1e-3, 0.95)]):
@@ -140,7 +130,7 @@ def test_an_update_is_nearly_orthogonal_and_as_large_as_adamws() -> None:
 
 
 def test_decay_is_decoupled_from_the_scaled_update() -> None:
-    model = network(**ALL_ON)
+    model = network(**FASTER)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1
@@ -166,7 +156,7 @@ def test_adamw_of_the_others_is_what_it_is_alone() -> None:
         assert torch.equal(one, other) == (name.split(".", 3)[-1] not in MATRICES), name
 
 
-@pytest.mark.parametrize("switches", [{}, ALL_ON], ids=["gpt2", "all on"])
+@pytest.mark.parametrize("switches", [{}, FASTER], ids=["gpt2", "all on"])
 def test_case_35_live_equals_resumed_and_not_cold(switches: dict[str, object]) -> None:
     live, resumed, cold = (network(**switches) for _ in range(3))
     optimizer = updated(live, 3)
@@ -185,7 +175,7 @@ def test_case_35_live_equals_resumed_and_not_cold(switches: dict[str, object]) -
         assert not torch.equal(one, colder), name
 
 
-@pytest.mark.parametrize("switches", [{}, ALL_ON], ids=["gpt2", "all on"])
+@pytest.mark.parametrize("switches", [{}, FASTER], ids=["gpt2", "all on"])
 def test_the_state_is_a_buffer_a_matrix_and_moments_over_the_true_vocabulary(switches: dict[str, object]) -> None:
     model = network(**switches)
     tensors = optimizer_tensors(model, updated(model, 1))

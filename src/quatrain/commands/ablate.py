@@ -11,12 +11,12 @@ from cyclopts import Parameter
 from quatrain.console import say
 from quatrain.errors import ConfigError, DataError, UsageError
 from quatrain.recipes.config import RunConfig
-from quatrain.recipes.resolve import differences, resolve, to_toml
+from quatrain.recipes.resolve import data_is_missing, differences, resolve, to_toml
 from quatrain.recipes.switches import Variant, ladder
 
 if TYPE_CHECKING:
     from quatrain.tokens.store import TokenStore
-    from quatrain.training.ablation import Planned
+    from quatrain.training.ablation import Trial
 
 MARK = "ablation.toml"  # the base's recipe, in a folder that an ablation made
 MAY_CHANGE = {"device", "data.store", "train.micro_batch", "train.compile"}  # of an ablation that goes on
@@ -65,17 +65,17 @@ def ablate(
     variants = _variants(recipe, settings, switch or [], product, extra, list(_mistakes(seeds, to_loss)))
     folder = out or Path("runs") / f"ablate-{Path(recipe).stem}"
     variants = _fitted(variants, folder)
-    planned = [_planned(variant, number, folder) for variant in variants for number in range(seeds)]
+    trials = [_trial(variant, number, folder) for variant in variants for number in range(seeds)]
     from quatrain.training.ablation import ablate as run_ablation
     from quatrain.training.ablation import check
     from quatrain.training.progress import BarWatcher
     from quatrain.web.ladder import facts, markdown, write
 
-    check(planned)
+    check(trials)
     _claim(folder, variants[0].config)
-    say(f"{recipe} and {_count(len(variants) - 1, 'variant')} x {_count(seeds, 'seed')}: {_tokens(planned)}")
-    comparison = run_ablation(planned, to_loss, say, BarWatcher())
-    told = {"recipe": recipe, "out": str(folder), "seeds": [run.train.seed for run in planned[:seeds]]}
+    say(f"{recipe} and {_count(len(variants) - 1, 'variant')} x {_count(seeds, 'seed')}: {_tokens(trials)}")
+    comparison = run_ablation(trials, to_loss, say, BarWatcher())
+    told = {"recipe": recipe, "out": str(folder), "seeds": [run.train.seed for run in trials[:seeds]]}
     files = write(folder, comparison, told | _conditions(variants[0].config))
     say("\n" + markdown(comparison))
     say(f"written: {', '.join(map(str, files))}")
@@ -105,10 +105,7 @@ def _variants(
     if mistakes:
         raise ConfigError(mistakes)
     if not variants[0].config.data.store:
-        expected = f"prepare what this recipe expects with:\n  {named.prepare}\nor " if named else "prepare "
-        raise UsageError(
-            f"ablate needs --data STORE; {expected}a text of your own with:\n  quatrain prepare FILE --out stores/mine"
-        )
+        raise data_is_missing("ablate", named)
     return variants
 
 
@@ -130,9 +127,7 @@ def _fit(name: str, config: RunConfig, store: "TokenStore", began: RunConfig | N
     from quatrain.model.device import pick_device, pick_precision
     from quatrain.training.ablation import quick
 
-    if config.model.vocab_size not in (0, store.vocab_size):
-        wanted, there = config.model.vocab_size, store.vocab_size
-        raise ConfigError([f"model.vocab_size is {wanted}, the store's tokenizer has {there} ids; leave it out"])
+    fitted = config.for_vocabulary(store.vocab_size)
     precision = config.train.precision
     if precision == "auto" and began is not None:
         precision = began.train.precision
@@ -140,7 +135,6 @@ def _fit(name: str, config: RunConfig, store: "TokenStore", began: RunConfig | N
         precision = pick_precision(precision, pick_device(config.device))
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from error
-    fitted = config.with_values("model", vocab_size=store.vocab_size)
     fitted = fitted.with_values("data", store=str(Path(config.data.store).resolve()))
     return fitted.with_values("train", **vars(quick(config.train)) | {"precision": precision})
 
@@ -165,16 +159,16 @@ def _claim(folder: Path, base: RunConfig) -> None:
     replace_file(folder / MARK, to_toml(base, "The base of an ablation; the folders hold its runs.").encode())
 
 
-def _planned(variant: Variant, number: int, folder: Path) -> "Planned":
+def _trial(variant: Variant, number: int, folder: Path) -> "Trial":
     """A variant with its seed of that number, counted from 0."""
-    from quatrain.training.ablation import Planned
+    from quatrain.training.ablation import Trial
 
     seed = variant.config.train.seed + number
     config = variant.config.with_values("train", seed=seed)
     config = config.with_values("data", seed=variant.config.data.seed + number)
     run = folder / _slug(variant.name) / f"seed_{seed}"
     sections = (config.model, config.optim, config.data, config.train)
-    return Planned(variant.name, run, *sections, to_toml(config, f"{variant.name}, of an ablation"), config.device)
+    return Trial(variant.name, run, *sections, to_toml(config, f"{variant.name}, of an ablation"), config.device)
 
 
 def _slug(name: str) -> str:
@@ -186,10 +180,10 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _tokens(planned: list["Planned"]) -> str:
-    train = planned[0].train
+def _tokens(trials: list["Trial"]) -> str:
+    train = trials[0].train
     steps = f"{train.steps:,} steps of {train.tokens_per_step:,} tokens"
-    return f"{_count(len(planned), 'run')} of {steps} on {planned[0].data.store}"
+    return f"{_count(len(trials), 'run')} of {steps} on {trials[0].data.store}"
 
 
 def _conditions(config: RunConfig) -> dict[str, Any]:

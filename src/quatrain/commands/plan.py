@@ -97,12 +97,7 @@ def _store(config: RunConfig) -> "TokenStore | None":
         return None
     from quatrain.tokens.store import TokenStore
 
-    store, wanted = TokenStore(config.data.store), config.model.vocab_size
-    if wanted not in (0, store.vocab_size):
-        raise ConfigError(
-            [f"model.vocab_size is {wanted}, the store's tokenizer has {store.vocab_size} ids; leave it out for those"]
-        )
-    return store
+    return TokenStore(config.data.store)
 
 
 def _planned(config: RunConfig, gpu: str | None, gpus: int, store: "TokenStore | None", calibrate: bool) -> "Planned":
@@ -127,8 +122,8 @@ def _planned(config: RunConfig, gpu: str | None, gpus: int, store: "TokenStore |
     else:
         precision = "bf16" if config.train.precision == "auto" else config.train.precision
         machine = MACHINES[kind]
-    vocabulary = store.vocab_size if store else config.model.vocab_size or GPT2_VOCAB
-    fitted = config.with_values("model", vocab_size=vocabulary).with_values("train", precision=precision)
+    fitted = config.for_vocabulary(store.vocab_size if store else config.model.vocab_size or GPT2_VOCAB)
+    fitted = fitted.with_values("train", precision=precision)
     threads = torch.get_num_threads()
     return Planned(fitted.model, fitted.optim, fitted.data, fitted.train, machine, gpus, threads)
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from quatrain.console import say
 from quatrain.errors import ConfigError, DataError, UsageError
 from quatrain.recipes.config import RunConfig
-from quatrain.recipes.resolve import differences, options, resolve, to_toml
+from quatrain.recipes.resolve import data_is_missing, differences, options, resolve, to_toml
 from quatrain.training.config import DECIDING
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def train(
         extra["device"] = device
     config, named = resolve(recipe, settings, extra, also=("--data", "--out", "--device", "--stop-at", "--json"))
     if not config.data.store:
-        expected = f"prepare what this recipe expects with:\n  {named.prepare}\nor " if named else "prepare "
-        raise UsageError(
-            f"train needs --data STORE; {expected}a text of your own with:\n  quatrain prepare FILE --out stores/mine"
-        )
+        raise data_is_missing("train", named)
     if stop_at is not None and stop_at < 0:
         raise ConfigError([f"--stop-at is {stop_at}, it must be at least 0"])
     run = out or _usual_folder(recipe)
@@ -101,18 +98,14 @@ def _fit(config: RunConfig, run: Path) -> RunConfig:
     from quatrain.tokens.store import TokenStore
 
     store = TokenStore(config.data.store)
-    wanted = config.model.vocab_size
-    if wanted not in (0, store.vocab_size):
-        raise ConfigError(
-            [f"model.vocab_size is {wanted}, the store's tokenizer has {store.vocab_size} ids; leave it out for those"]
-        )
+    fitted = config.for_vocabulary(store.vocab_size)
     began = _began(run)
     precision = config.train.precision
     if precision == "auto" and began is not None:
         precision = began.train.precision
     precision = pick_precision(precision, pick_device(config.device))
     fitted = replace(
-        config.with_values("model", vocab_size=store.vocab_size).with_values("train", precision=precision),
+        fitted.with_values("train", precision=precision),
         data=replace(config.data, store=str(Path(config.data.store).resolve())),
     )
     if began is not None:

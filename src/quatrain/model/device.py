@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from quatrain.errors import UsageError
+from quatrain.errors import ConfigError, UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -58,6 +58,13 @@ def can_compile(device: torch.device) -> bool:
     compilers = ("cc", "gcc", "clang") if device.type == "cuda" else ("c++", "g++", "clang++", "cl")
     has_triton = device.type != "cuda" or importlib.util.find_spec("triton") is not None
     return has_triton and any(shutil.which(compiler) for compiler in compilers)
+
+
+def pick_compile(wanted: bool | Literal["auto"], device: torch.device) -> bool:
+    """Whether the step is compiled; `auto`: on CUDA, where it can be. Raises `ConfigError` if true is impossible."""
+    if wanted is True and not can_compile(device):
+        raise ConfigError(["train.compile is true, and this machine has no compiler that torch.compile can call"])
+    return wanted is True or (wanted == "auto" and device.type == "cuda" and can_compile(device))
 
 
 def fit_threads() -> None:

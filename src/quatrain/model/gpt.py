@@ -126,6 +126,11 @@ class GPT(nn.Module):
                 parameter.normal_(std=std, generator=generator)
 
 
+def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is a matrix inside of a block: autocast casts those, and Muon updates them."""
+    return len(shape) == 2 and name.startswith("transformer.h.")
+
+
 class Block(nn.Module):
     """x + attn(ln_1(x)), then x + mlp(ln_2(x)); with `embedding_shortcut` x is mixed with the embedding before."""
 

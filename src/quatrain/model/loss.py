@@ -57,7 +57,7 @@ class HeadLoss(torch.autograd.Function):
         for start in range(0, len(targets), rows):
             chunk = slice(start, start + rows)
             logits = F.linear(hidden[chunk], weight)  # (rows, padded V)
-            losses[chunk] = _losses_to_gradient(logits, places[chunk], vocab_size, softcap)
+            losses[chunk] = _losses(logits, places[chunk], vocab_size, softcap, wanted)
             if of_hidden is not None:
                 torch.mm(logits, weight, out=of_hidden[chunk])
                 of_weight = _added(of_weight, logits, hidden[chunk] * counted[chunk], len(targets) <= rows)
@@ -76,8 +76,8 @@ class HeadLoss(torch.autograd.Function):
         return of_hidden.mul_(factor), of_weight.mul_(factor), None, None, None, None
 
 
-def _losses_to_gradient(logits: Tensor, places: Tensor, vocab_size: int, softcap: float) -> Tensor:
-    """The loss of each row (rows, 1), fp32; the logits (rows, padded V) become its gradient by them."""
+def _losses(logits: Tensor, places: Tensor, vocab_size: int, softcap: float, to_gradient: bool) -> Tensor:
+    """The loss of each row (rows, 1), fp32; `to_gradient` the logits (rows, padded V) become its gradient by them."""
     losses = torch.empty(places.shape, dtype=torch.float32, device=logits.device)
     for start in range(0, len(logits), block := _block(logits)):
         rows = slice(start, start + block)
@@ -88,6 +88,8 @@ def _losses_to_gradient(logits: Tensor, places: Tensor, vocab_size: int, softcap
         wide[:, vocab_size:] = -torch.inf
         logs = torch.log_softmax(wide, dim=-1)
         losses[rows] = -logs.gather(1, places[rows])
+        if not to_gradient:
+            continue
         gradient = logs.exp_()  # softmax, less one at the target
         gradient.scatter_add_(1, places[rows], torch.full_like(losses[rows], -1.0))
         logits[rows] = gradient if slope is None else gradient * slope

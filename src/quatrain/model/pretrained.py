@@ -44,6 +44,11 @@ def true_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in _true_weights(_unfilled(config)).items()}
 
 
+def memory_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The same with the padding of the vocabulary."""
+    return {name: tuple(weight.shape) for name, weight in _unfilled(config).named_parameters()}
+
+
 def parameter_count(config: ModelConfig) -> int:
     """Parameters of the true vocabulary, tied ones once."""
     return sum(math.prod(shape) for shape in true_shapes(config).values())

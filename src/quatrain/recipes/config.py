@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from quatrain.errors import ConfigError
 from quatrain.model.config import ModelConfig
 from quatrain.settings import Settings, option
 from quatrain.tokens.config import DataConfig
@@ -36,6 +37,17 @@ class RunConfig(Settings):
         scheduled = self.optim.warmup + self.optim.cooldown
         if scheduled > self.train.steps:
             yield f"optim.warmup + optim.cooldown is {scheduled}, above train.steps {self.train.steps}"
+
+    def for_vocabulary(self, size: int) -> "RunConfig":
+        """A copy for a store whose tokenizer has so many ids; raises `ConfigError` where another number is set."""
+        if self.model.vocab_size not in (0, size):
+            raise ConfigError(
+                [
+                    f"model.vocab_size is {self.model.vocab_size}, the store's tokenizer has {size} ids; "
+                    f"leave it out for those"
+                ]
+            )
+        return self.with_values("model", vocab_size=size)
 
     def with_values(self, section: str, **values: object) -> "RunConfig":
         """A copy with some settings of one section changed."""

@@ -182,6 +182,14 @@ def _unchecked(kind: type[Part], values: Values) -> Part:
     return part
 
 
+def data_is_missing(verb: str, named: Recipe | None) -> UsageError:
+    """What to say where a command was given no store: how to prepare one."""
+    expected = f"prepare what this recipe expects with:\n  {named.prepare}\nor " if named else "prepare "
+    return UsageError(
+        f"{verb} needs --data STORE; {expected}a text of your own with:\n  quatrain prepare FILE --out stores/mine"
+    )
+
+
 def flatten(config: RunConfig) -> Values:
     """Every setting by its dotted key."""
     values: Values = {}

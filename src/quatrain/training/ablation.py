@@ -17,7 +17,7 @@ from quatrain.errors import ConfigError, Diverged, Stopped, UsageError
 from quatrain.files import replace_file
 from quatrain.inference.scoring import scored_targets
 from quatrain.model.config import ModelConfig
-from quatrain.model.device import can_compile, pick_device
+from quatrain.model.device import pick_compile, pick_device
 from quatrain.model.pretrained import parameter_count
 from quatrain.tokens.config import DataConfig
 from quatrain.tokens.loader import Loader
@@ -34,7 +34,7 @@ DIVERGED = "diverged.json"  # in a run folder: what was not finite, so that it i
 
 
 @dataclass(frozen=True)
-class Planned:
+class Trial:
     """One run to be: a variant with one seed, resolved. `recipe` is its configuration as text."""
 
     variant: str
@@ -58,7 +58,7 @@ def quick(config: TrainConfig) -> TrainConfig:
 
 
 def ablate(
-    planned: Sequence[Planned],
+    trials: Sequence[Trial],
     to_loss: float | None = None,
     report: Callable[[str], None] = lambda sentence: None,
     watcher: Watcher | None = None,
@@ -69,26 +69,26 @@ def ablate(
     `QuatrainError` where the base diverges, and `Stopped`, with the work saved, on a signal. A variant that diverges is
     a row of the table.
     """
-    check(planned)
+    check(trials)
     outcomes: list[Outcome] = []
-    bases = [run for run in planned if run.variant == planned[0].variant]
-    for run in [*bases, *(run for run in planned if run not in bases)]:
+    bases = [run for run in trials if run.variant == trials[0].variant]
+    for run in [*bases, *(run for run in trials if run not in bases)]:
         outcome, news = _outcome(run, watcher or Silent())
         outcomes.append(outcome)
-        report(f"[{len(outcomes)}/{len(planned)}] {run.name}: {_told(outcome)}{news}")
+        report(f"[{len(outcomes)}/{len(trials)}] {run.name}: {_told(outcome)}{news}")
         if len(outcomes) == len(bases):
             report(noise_sentence(outcomes, bases[0]))
     return compare(outcomes, to_loss)
 
 
-def check(planned: Sequence[Planned]) -> None:
+def check(trials: Sequence[Trial]) -> None:
     """Raise `ConfigError` with every reason for which these runs cannot be trained here or not be compared."""
     mistakes: dict[str, str] = {}  # by reason, with the first variant that has it
-    for run in planned:
-        for reason in _reasons(run, planned[0]):
+    for run in trials:
+        for reason in _reasons(run, trials[0]):
             mistakes.setdefault(reason, f"{run.variant}: {reason}")
-    seeds = {run.variant: [one.train.seed for one in planned if one.variant == run.variant] for run in planned}
-    usual = seeds[planned[0].variant]
+    seeds = {run.variant: [one.train.seed for one in trials if one.variant == run.variant] for run in trials}
+    usual = seeds[trials[0].variant]
     mistakes |= {
         name: f"{name}: its seeds are {each}, the base's {usual}" for name, each in seeds.items() if each != usual
     }
@@ -98,13 +98,15 @@ def check(planned: Sequence[Planned]) -> None:
         require_scipy()
 
 
-def _reasons(run: Planned, base: Planned) -> Iterator[str]:
+def _reasons(run: Trial, base: Trial) -> Iterator[str]:
     if run.train.steps * run.train.tokens_per_step != base.train.steps * base.train.tokens_per_step:
         yield "its steps and tokens_per_step are not the base's; an ablation compares at equal tokens"
     if not run.train.eval_every:
         yield "train.eval_every is 0; an ablation compares validation losses: set it above 0"
-    if run.train.compile is True and not can_compile(pick_device(run.device)):
-        yield "train.compile is true, and this machine has no compiler that torch.compile can call"
+    try:
+        pick_compile(run.train.compile, pick_device(run.device))
+    except ConfigError as error:
+        yield from error.mistakes
     try:
         store = TokenStore(run.data.store)
         Loader(store.train, run.data, store.eot)
@@ -113,7 +115,7 @@ def _reasons(run: Planned, base: Planned) -> Iterator[str]:
         yield str(error)
 
 
-def noise_sentence(base: Sequence[Outcome], run: Planned) -> str:
+def noise_sentence(base: Sequence[Outcome], run: Trial) -> str:
     """What the base's seeds alone do."""
     noise = noise_of(base)
     targets = len(TokenStore(run.data.store).val) - 1
@@ -139,7 +141,7 @@ def _told(outcome: Outcome) -> str:
     return f"validation loss {outcome.curve[-1].loss:.4f}, {outcome.tokens_per_second:,.0f} tokens/s"
 
 
-def _outcome(run: Planned, watcher: Watcher) -> tuple[Outcome, str]:
+def _outcome(run: Trial, watcher: Watcher) -> tuple[Outcome, str]:
     """What a run gave, trained now unless it was before, and a word that says so."""
     parameters = parameter_count(run.model)
     news = " (finished before)"
@@ -162,7 +164,7 @@ def _outcome(run: Planned, watcher: Watcher) -> tuple[Outcome, str]:
     return outcome, news
 
 
-def _train(run: Planned, watcher: Watcher) -> str:
+def _train(run: Trial, watcher: Watcher) -> str:
     """Train a run to its end; returns what was not finite, or nothing. Raises `Stopped` on any signal."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # each variant is compiled anew: past a few, dynamo would give up and run eagerly
@@ -181,14 +183,14 @@ def _train(run: Planned, watcher: Watcher) -> str:
     return message
 
 
-def _diverged(run: Planned) -> str:
+def _diverged(run: Trial) -> str:
     try:
         return str(json.loads((run.folder / DIVERGED).read_bytes())["message"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _is_finished(run: Planned) -> bool:
+def _is_finished(run: Trial) -> bool:
     """Whether the last step of this very run is saved and validated; anything else `train` continues or refuses."""
     last = checkpoint_folder(run.folder, run.train.steps)
     if not (last / "manifest.json").is_file():

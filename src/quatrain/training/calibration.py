@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from quatrain.model.device import can_compile
+from quatrain.model.device import pick_compile
 from quatrain.model.gpt import GPT
 from quatrain.tokens.loader import Batch, Loader
 from quatrain.tokens.store import TokenStore
-from quatrain.training.loop import enough_memory, settle
 from quatrain.training.optim import build_optimizer
 from quatrain.training.plan import Planned, Speed
+from quatrain.training.process import enough_memory, settle
 from quatrain.training.step import Step
 
 STEPS = 20
@@ -39,9 +39,7 @@ def calibrate(wanted: Planned, device: torch.device, store: TokenStore | None = 
     with enough_memory(device, wanted.train.micro_batch):
         network = GPT(wanted.model, torch.Generator().manual_seed(wanted.train.seed)).to(device).train()
         optimizer = build_optimizer(network, wanted.optim)
-        compiled = wanted.train.compile is True or (
-            wanted.train.compile == "auto" and device.type == "cuda" and can_compile(device)
-        )
+        compiled = pick_compile(wanted.train.compile, device)
         step = Step(network, optimizer, wanted.precision, wanted.optim.clip, wanted.train.seed, compiled)
         batches = _batches(wanted, device, store)
         count, valid = min(micro_steps, MICRO_STEPS), wanted.train.tokens_per_step // micro_steps

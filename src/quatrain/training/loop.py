@@ -8,20 +8,19 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from quatrain.errors import ConfigError, DataError, Diverged, QuatrainError, Stopped
+from quatrain.errors import ConfigError, DataError, Diverged, Stopped
 from quatrain.files import replace_file, writing
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
 from quatrain.inference.scoring import data_hash, score
 from quatrain.model.config import ModelConfig
-from quatrain.model.device import Precision, can_compile, fit_threads, keep_freed_memory, pick_device, pick_precision
+from quatrain.model.device import Precision, pick_compile, pick_device, pick_precision
 from quatrain.model.gpt import GPT
 from quatrain.model.layouts import layout_of
 from quatrain.tokens.config import DataConfig
@@ -45,6 +44,7 @@ from quatrain.training.feed import Feed
 from quatrain.training.flops import flops_per_token, peak_flops
 from quatrain.training.metrics import JsonLines, Row, data_wait
 from quatrain.training.optim import build_optimizer
+from quatrain.training.process import enough_memory, settle
 from quatrain.training.progress import Silent, Watcher
 from quatrain.training.schedule import learning_rate, momentum
 from quatrain.training.selftest import check_first_batch
@@ -82,31 +82,6 @@ def train(
     with enough_memory(where, train.micro_batch):
         network = GPT(model, torch.Generator().manual_seed(train.seed)).to(where)
         return Trainer(network, loader, store, optim, train, Path(run), recipe, watcher).run(stop_at)
-
-
-def settle(where: torch.device, deterministic: bool) -> None:
-    """Set this process up to train on the device."""
-    torch.use_deterministic_algorithms(deterministic)
-    if where.type == "cpu":
-        keep_freed_memory()
-        fit_threads()
-    if where.type == "cuda":
-        torch.cuda.set_device(where.index or 0)  # pinned buffers belong to it
-        torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32
-
-
-@contextlib.contextmanager
-def enough_memory(device: torch.device, micro_batch: int) -> Iterator[None]:
-    """Turn running out of the device's memory into a message that says what to change."""
-    try:
-        yield
-    except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, its parent on a CPU
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        raise QuatrainError(
-            f"{device} has not enough memory for this model and micro_batch {micro_batch}; give the same command "
-            f"with a smaller --train.micro-batch (the rows of each step stay the same) or a smaller model"
-        ) from error
 
 
 @dataclass
@@ -201,13 +176,10 @@ class Trainer:
         self.validated = {row["step"]: row["val_loss"] for row in self.metrics.validated()}
 
     def _compiles(self) -> bool:
-        wanted, device = self.config.compile, self.model.device
-        possible = can_compile(device)
-        if wanted is True and not possible:
-            raise ConfigError(["train.compile is true, and this machine has no compiler that torch.compile can call"])
-        if wanted == "auto" and device.type == "cuda" and not possible:
+        compiles = pick_compile(self.config.compile, self.model.device)
+        if self.config.compile == "auto" and self.model.device.type == "cuda" and not compiles:
             self.watcher.warn("no compiler that torch.compile can call: the step runs uncompiled, which is slower")
-        return wanted is True or (wanted == "auto" and device.type == "cuda" and possible)
+        return compiles
 
     def _loop(self, last: int, stop: StopRequest) -> None:
         end = self.at.rows + max(0, last - self.at.step) * self.rows_per_step

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quatrain.model.config import ModelConfig
+from quatrain.model.gpt import is_block_matrix
+from quatrain.model.loss import BLOCK, CHUNK
 from quatrain.tokens.config import Packing
 
 FP32 = 4  # bytes: the residual stream, statistics, weights, gradients, moments
-CHUNK = 1 << 27  # logits in one matrix product, as in `model.loss`
-BLOCK = 1 << 19  # logits whose softmax a CPU thread computes at once, as in `model.loss`
 HEAP = 0.12  # what a CPU process holds beyond its tensors, as a share of them: measured (docs/plan.md)
 
 
@@ -183,8 +183,3 @@ def _added_head(run: Run, head: int) -> int:
 
 def _kv(config: ModelConfig) -> int:
     return config.kv_heads * config.head_dim
-
-
-def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is a matrix inside of a block: autocast casts those, and Muon updates them."""
-    return len(shape) == 2 and name.startswith("transformer.h.")

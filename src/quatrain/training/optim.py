@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quatrain.errors import DataError
-from quatrain.model.gpt import GPT, VOCABULARY_TABLES
+from quatrain.model.gpt import GPT, VOCABULARY_TABLES, is_block_matrix
 from quatrain.training.config import OptimConfig
 
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
@@ -20,9 +20,9 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     Every parameter is in exactly one group; those of two or more dimensions decay.
     """
     named = dict(model.named_parameters())
-    hidden = [parameter for name, parameter in named.items() if config.kind == "muon" and _is_hidden(name, parameter)]
-    taken = {id(parameter) for parameter in hidden}
-    others = [parameter for parameter in named.values() if id(parameter) not in taken]
+    by_muon = {name for name, one in named.items() if config.kind == "muon" and is_block_matrix(name, one.shape)}
+    hidden = [parameter for name, parameter in named.items() if name in by_muon]
+    others = [parameter for name, parameter in named.items() if name not in by_muon]
     adamw = _adamw(others, config)
     if not hidden:
         return adamw
@@ -34,10 +34,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         adjust_lr_fn="match_rms_adamw",  # updates as large as AdamW's, so that one rate serves both
     )
     return MuonWithAdamW(muon, adamw)
-
-
-def _is_hidden(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and name.startswith("transformer.h.")
 
 
 def _adamw(parameters: list[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:

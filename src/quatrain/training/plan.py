@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from quatrain.errors import ConfigError
 from quatrain.model.config import ModelConfig
 from quatrain.model.device import Precision
-from quatrain.model.gpt import GPT, VOCABULARY_TABLES
+from quatrain.model.gpt import VOCABULARY_TABLES, is_block_matrix
+from quatrain.model.pretrained import memory_shapes, true_shapes
 from quatrain.tokens.config import DataConfig
 from quatrain.training.config import OptimConfig, TrainConfig
 from quatrain.training.flops import flops_per_token
 from quatrain.training.machines import GIB, MACHINES, NODE, Machine
-from quatrain.training.memory import FP32, Memory, Run, is_block_matrix, memory_of
+from quatrain.training.memory import FP32, Memory, Run, memory_of
 
 Shapes = dict[str, tuple[int, ...]]
 Facts = dict[str, Any]
@@ -29,6 +28,7 @@ EMBEDDINGS = (*VOCABULARY_TABLES, "transformer.wpe.weight")
 CHINCHILLA = 20  # tokens per parameter (Hoffmann et al. 2022)
 EPOCHS = 4  # repeated data is nearly as good as new up to here (Muennighoff et al. 2023)
 LLAMA3_HOURS = 54 * 24 * 16_384 / 419  # of one GPU between interruptions (Grattafiori et al. 2024)
+shapes_in_memory = functools.lru_cache(memory_shapes)
 DISK = 1e9  # bytes/s to write a checkpoint
 MFU_SOURCE = "430,000 tokens/s of gpt2-rope-swiglu on one H100, told by others; assumed for other GPUs too"
 MFU = {"cuda": 0.37, "cpu": 0.5}
@@ -190,21 +190,6 @@ def assumed_speed(wanted: Planned, mfu: float | None) -> Speed | None:
     rate = share * peak / flops_per_token(wanted.model, wanted.data.seq_len)
     step = wanted.train.tokens_per_step / (rate * wanted.gpus)
     return Speed(step, step, rate * wanted.gpus, f"assumed MFU {share:g} ({source})")
-
-
-@functools.lru_cache
-def shapes_in_memory(model: ModelConfig) -> Shapes:
-    """Parameters by name, padding included, tied ones once; without memory for them."""
-    with torch.device("meta"):
-        return {name: tuple(weight.shape) for name, weight in GPT(model).named_parameters()}
-
-
-def true_shapes(model: ModelConfig) -> Shapes:
-    """The same over the true vocabulary, as files hold them."""
-    return {
-        name: (model.vocab_size, *shape[1:]) if name in VOCABULARY_TABLES else shape
-        for name, shape in shapes_in_memory(model).items()
-    }
 
 
 def checkpoint_bytes(wanted: Planned, shapes: Shapes) -> tuple[int, int]:
