@@ -503,7 +503,7 @@ def test_a_run_on_a_cpu_keeps_the_memory_that_its_steps_free(
     go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(loop, "keep_freed_memory", lambda: calls.append(1))
+    monkeypatch.setattr("quatrain.training.process.keep_freed_memory", lambda: calls.append(1))
     go(tmp_path, 1)
     assert calls == [1]
 
