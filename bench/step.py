@@ -6,7 +6,7 @@ Every contender is a process of its own; ours and one peer take turns step by st
 time and of CPU time), GFLOP/s against the measured ceiling of matrix products, how far the loss curves part, what
 each of our changes gave, and with --memory the peak of one step at B=4, T=512.
 
-Run: python bench/step.py [--steps 20] [--shape 1,256] [--char] [--memory] [--only bf16]
+Run: python bench/step.py [--steps 20] [--shape 1,256] [--char] [--memory] [--ablation] [--fused] [--only bf16]
 (data: tinyshakespeare from the shared data, else the eight sonnets; needs the development install)
 """
 
@@ -40,10 +40,11 @@ from quatrain.training import step as training_step
 from quatrain.training.config import OptimConfig
 from quatrain.training.flops import flops_per_token
 from quatrain.training.optim import build_optimizer
+from quatrain.training.schedule import learning_rate
 from quatrain.training.step import Step
 
 SHARED = Path(os.environ.get("QUATRAIN_SHARED", "../shared/data"))
-OPTIM = OptimConfig(lr=6e-4, schedule="constant", weight_decay=0.1)
+OPTIM = OptimConfig(lr=6e-4, schedule="constant", warmup=715, weight_decay=0.1)  # as recipe gpt2 begins
 WARM_UP = 3
 SHAPES = {"124M": [(1, 256), (2, 512)], "char": [(12, 64)]}
 MODELS = {
@@ -56,7 +57,7 @@ PEERS = [
     for mode in ("eager", "compiled")
     for head in ("labels", "own loss")
 ]
-OURS = "quatrain"
+OURS, FUSED = "quatrain", " fused"
 WITHOUT = ["memory kept", "blocked attention", "loss in chunks", "fused AdamW", "bf16"]
 
 Run = Callable[[int], float]  # step number to loss
@@ -112,7 +113,9 @@ def our_step(name: str, model: str, B: int, T: int) -> Run:
 
     def run(number: int) -> float:
         ids = windows(number)
-        return step(number, OPTIM.lr, [Batch(ids[:, :-1], ids[:, 1:], B * T)], B * T).loss
+        return step(
+            number, learning_rate(number, OPTIM, OPTIM.warmup), [Batch(ids[:, :-1], ids[:, 1:], B * T)], B * T
+        ).loss
 
     return run
 
@@ -133,17 +136,18 @@ def plain_loss(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, document
 
 
 def peer_step(name: str, model: str, B: int, T: int) -> Run:
-    """The loop of a tutorial over the model of transformers."""
+    """The loop of a tutorial over the model of transformers; AdamW is torch's default, or with "fused" as ours."""
     from transformers import GPT2LMHeadModel
 
-    _, precision, mode, head = name.split(" ", 3)
+    _, precision, mode, head = name.removesuffix(FUSED).split(" ", 3)
+    fused = name.endswith(FUSED) or None
     with tempfile.TemporaryDirectory() as folder:
         save_model(our_model(model), tokenizer_of(model)[0], Path(folder))
         network = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa").train()
     decayed = [parameter for parameter in network.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in network.parameters() if parameter.dim() < 2]
     groups = [{"params": decayed, "weight_decay": OPTIM.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps)
+    optimizer = torch.optim.AdamW(groups, lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps, fused=fused)
     forward = torch.compile(network) if mode == "compiled" else network
     windows = batches_of(model, B, T)
     context = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
@@ -156,6 +160,8 @@ def peer_step(name: str, model: str, B: int, T: int) -> Run:
             else:
                 logits = forward(ids[:, :-1]).logits
                 found = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(number, OPTIM, OPTIM.warmup)
         optimizer.zero_grad()
         found.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), OPTIM.clip)
@@ -238,12 +244,8 @@ def compare(model: str, B: int, T: int, options: argparse.Namespace) -> list[dic
     print(f"{'against':34}{'theirs ms':>10}{'ours ms':>9}{'ratio':>7}{'of CPU':>8}{'ours GFLOP/s':>14}{'curves':>9}")
     rows = []
     names = [f"{OURS} without {what}" for what in WITHOUT] if options.ablation else PEERS
+    names = [name + FUSED for name in names] if options.fused else names
     names = [name for name in names if options.only in name]
-    names += [
-        f"{OURS} without {what}"
-        for what in WITHOUT
-        if options.only in what and not (model == "char" and "a" in what[:2])
-    ]
     for name in names:
         ours, theirs = compete([OURS, name], model, B, T, options.steps, options.threads)
         apart = max(abs(a["loss"] - b["loss"]) for a, b in zip(ours.rows, theirs.rows, strict=True))
@@ -258,7 +260,7 @@ def compare(model: str, B: int, T: int, options: argparse.Namespace) -> list[dic
                 b["wall"] / a["wall"] for a, b in zip(ours.rows[WARM_UP:], theirs.rows[WARM_UP:], strict=True)
             ),
             "cpu_ratio": theirs.median("cpu") / ours.median("cpu"),
-            "apart": None if name.endswith("labels") else apart,
+            "apart": None if "labels" in name else apart,
         }
         rows.append(row)
         curves = "" if row["apart"] is None else f"{apart:.4f}"
@@ -289,6 +291,7 @@ def main() -> None:
     parser.add_argument("--char", action="store_true", help="the char model alone")
     parser.add_argument("--memory", action="store_true", help="peak memory alone")
     parser.add_argument("--only", default="", help="contenders whose name holds this")
+    parser.add_argument("--fused", action="store_true", help="give the peers the fused AdamW too")
     parser.add_argument("--ablation", action="store_true", help="only ours without each change")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
