@@ -8,7 +8,7 @@ import torch
 from folders import LETTERS, LLAMA, QWEN3, logits_of, random_model, read_json, saved
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from conftest import shared_file
 from quatrain.errors import DataError
@@ -22,6 +22,7 @@ from quatrain.model.pretrained import (
     load_model,
     parameter_count,
     read_config,
+    write_tensors,
 )
 from quatrain.text.tokenizers import EOT_TEXT, ByteTokenizer, CharTokenizer, FileTokenizer, gpt2
 
@@ -341,3 +342,15 @@ def test_real_weights_give_the_logits_of_transformers(gpt_nano):
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(gpt_nano)(ids).logits
         torch.testing.assert_close(load_model(gpt_nano)(ids), theirs, atol=1e-5, rtol=0)
+
+
+def test_tensors_are_written_to_the_bytes_that_save_gives(tmp_path):
+    drawn = {name: torch.randn(3, 5, generator=torch.Generator().manual_seed(0)) for name in ("b", "a")}
+    write_tensors(tmp_path / "file", drawn, {"format": "pt"})
+    assert (tmp_path / "file").read_bytes() == save(drawn, metadata={"format": "pt"})
+
+
+def test_a_write_that_the_system_refuses_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match="No such file or directory") as raised:
+        write_tensors(tmp_path / "absent" / "file", {"a": torch.zeros(2)})
+    assert raised.value.errno == 2

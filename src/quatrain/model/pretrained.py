@@ -6,12 +6,14 @@ Files hold the true vocabulary: the padding of the embedding is rebuilt at load.
 
 import json
 import math
+import os
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 
 from quatrain.errors import DataError, UsageError
 from quatrain.files import writing
@@ -89,9 +91,23 @@ def save_model(model: GPT, tokenizer: Tokenizer, folder: Path) -> None:
     with writing(folder):
         (folder / "config.json").write_bytes(_as_json(facts))
         (folder / "generation_config.json").write_bytes(_as_json(eot))
-        (folder / WEIGHTS).write_bytes(save(disk_weights(model), metadata={"format": "pt"}))
+        write_tensors(folder / WEIGHTS, disk_weights(model), {"format": "pt"})
         (folder / "tokenizer.json").write_bytes(tokenizer.json)
         (folder / "tokenizer_config.json").write_bytes(_as_json(_tokenizer_config(tokenizer, config)))
+
+
+def write_tensors(path: Path, tensors: Weights, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file straight from the tensors' memory; equal tensors give equal bytes.
+
+    Raises `OSError` as other writes do: the library's own error says its number in words.
+    """
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from quatrain.errors import DataError
 from quatrain.files import sync_folder, writing
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT, VOCABULARY_TABLES
 from quatrain.model.layouts import as_stored, spelled_once
-from quatrain.model.pretrained import load_model, save_model
+from quatrain.model.pretrained import load_model, save_model, write_tensors
 from quatrain.settings import Settings
 from quatrain.text.tokenizers import Tokenizer
 from quatrain.tokens.config import DataConfig
@@ -79,7 +79,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_model(model, tokenizer, temporary)
-        (temporary / "trainer.safetensors").write_bytes(save(optimizer_tensors(model, optimizer)))
+        write_tensors(temporary / "trainer.safetensors", optimizer_tensors(model, optimizer))
         (temporary / "trainer.json").write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
         manifest = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
         (temporary / "manifest.json").write_text(json.dumps({"files": manifest}, indent=1) + "\n", encoding="utf-8")
