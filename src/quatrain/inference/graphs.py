@@ -14,7 +14,7 @@ Step = Callable[[Tensor, Tensor, int], Tensor]  # ids and lengths (slots,), exte
 
 
 class Graphs:
-    """The step over all slots; rows of length -1 take no part. """
+    """The step over all slots; rows of length -1 take no part."""
 
     def __init__(self, step: Step, slots: int, block_size: int, device: torch.device) -> None:
         self.step: Step = torch.compile(step, dynamic=False) if can_compile(device) else step

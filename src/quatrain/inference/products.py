@@ -21,7 +21,7 @@ LEAST_ROWS = 32  # cuBLAS multiplies int8 for more than 16 rows
 
 
 def product_of(weight: Tensor, bias: Tensor | None, dtype: Dtype) -> Product:
-    """x -> x weight^T + bias for a weight (out, in); the input is cast, the output fp32 (int8) or the weight's."""
+    """X -> x weight^T + bias for a weight (out, in); the input is cast, the output fp32 (int8) or the weight's."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
     kind = fastest(dtype, weight.device.type)
     made: Product = kind(weight, bias, dtype)
