@@ -6,9 +6,10 @@ the tests hold the two together. Slots are independent: they can be freed and fi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quatrain.inference.graphs import Graphs
@@ -45,11 +46,13 @@ class Engine:
         self.dtype = resolved(dtype, self.device)
         self.restart = restart
         self.lengths = [0] * slots  # positions that each slot holds
-        self._wte = model.transformer["wte"].weight.detach()
-        self._wpe = model.transformer["wpe"].weight.detach() if self.config.position == "learned" else None
-        self._rotation = (model.cos, model.sin) if self.config.position == "rope" else None
-        self._blocks = [_Weights.of(block, self.dtype) for block in model.transformer["h"]]  # type: ignore[union-attr]
-        self._ln_f = _norm_of(model.transformer["ln_f"])
+        parts = model.transformer
+        self._wte = cast(Tensor, parts["wte"].weight).detach()
+        self._wpe = cast(Tensor, parts["wpe"].weight).detach() if self.config.position == "learned" else None
+        tables = (cast(Tensor, model.cos), cast(Tensor, model.sin)) if self.config.position == "rope" else None
+        self._rotation = tables  # fp32 (block_size, D/2)
+        self._blocks = [_Weights.of(cast(Block, block), self.dtype) for block in cast(nn.ModuleList, parts["h"])]
+        self._ln_f = _norm_of(parts["ln_f"])
         self._head = product_of(model.head_weight, None, self.dtype)
         # On CPUs attention over few queries is fastest in fp32.
         kept = torch.float32 if self.device.type == "cpu" or self.dtype == "int8" else FLOATS[self.dtype]
@@ -130,6 +133,7 @@ class Engine:
         before = [self.lengths[slot] for slot in slots]
         where = _as_slice(slots) or torch.tensor(slots, device=self.device)
         steps = torch.arange(T, device=self.device)
+        attend: Attend
         if not any(before):
             positions, place, attend = steps.expand(B, T), Place(where, 0, T), Causal().attend
         else:
@@ -154,7 +158,9 @@ class Engine:
             ids, positions = torch.tensor([tokens, lengths]).to(self.device).unsqueeze(-1)
             place = Place(slice(0, len(tokens)), longest, longest + 1)
             return self._logits(self._stream(ids, positions, place, _all_seen))
-        return self._step(*torch.tensor([tokens, lengths]).to(self.device), longest + 1)
+        return self._step(
+            torch.tensor(tokens, device=self.device), torch.tensor(lengths, device=self.device), longest + 1
+        )
 
     def _step(self, tokens: Tensor, lengths: Tensor, extent: int) -> Tensor:
         """The same with ids and lengths as int64 (count,): shapes depend on `extent` alone."""
@@ -177,7 +183,7 @@ class Engine:
             if block.x_mix:
                 x = block.x_mix[0] * x + block.x_mix[1] * embedded
             qkv = block.c_attn(block.ln_1(x)).view(B, T, H + 2 * groups, D)
-            q, k, v = qkv.split([H, groups, groups], dim=2)  # (B, T, heads, D)
+            q, k, v = torch.split(qkv, [H, groups, groups], dim=2)  # (B, T, heads, D)
             if block.q_norm and block.k_norm:
                 q, k = block.q_norm(q), block.k_norm(k)
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T, D)
@@ -216,7 +222,7 @@ class _Weights:
 
     @classmethod
     def of(cls, block: Block, dtype: Dtype) -> "_Weights":
-        attn, qk_norm = block.attn, isinstance(block.attn.q_norm, torch.nn.RMSNorm)
+        attn, qk_norm = block.attn, isinstance(block.attn.q_norm, nn.RMSNorm)
         return cls(
             ln_1=_norm_of(block.ln_1),
             c_attn=product_of(attn.c_attn.weight, attn.c_attn.bias, dtype),
@@ -230,7 +236,7 @@ class _Weights:
         )
 
 
-def _mlp_of(mlp: torch.nn.Module, dtype: Dtype) -> Product:
+def _mlp_of(mlp: nn.Module, dtype: Dtype) -> Product:
     linear = {name: product_of(part.weight, part.bias, dtype) for name, part in mlp.named_children()}  # type: ignore[arg-type]
     c_fc, c_proj, c_gate = linear["c_fc"], linear["c_proj"], linear.get("c_gate")
     activation: Callable[[Tensor], Tensor] = mlp.activation  # type: ignore[assignment]
@@ -241,9 +247,9 @@ def _mlp_of(mlp: torch.nn.Module, dtype: Dtype) -> Product:
 
 def _norm_of(norm: object) -> Norm:
     """A norm of the blocks or of heads as a function of fp32 (or what becomes it)."""
-    assert isinstance(norm, torch.nn.LayerNorm | torch.nn.RMSNorm)
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
     weight, shape = norm.weight.detach().float(), norm.weight.shape
-    if isinstance(norm, torch.nn.RMSNorm):
+    if isinstance(norm, nn.RMSNorm):
         return lambda x: F.rms_norm(x.float(), shape, weight, RMS_EPS)
     bias = None if norm.bias is None else norm.bias.detach().float()
     return lambda x: F.layer_norm(x, shape, weight, bias, LAYERNORM_EPS)

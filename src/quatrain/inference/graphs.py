@@ -27,7 +27,7 @@ class Graphs:
         self.inputs.copy_(torch.tensor([tokens, lengths]))
         extent = min(self.block_size, (max(lengths) // BUCKET + 1) * BUCKET)
         if self.inputs.device.type != "cuda":
-            return self.step(*self.inputs, extent)
+            return self.step(self.inputs[0], self.inputs[1], extent)
         if extent not in self.recorded:
             self.recorded[extent] = self._record(extent)
         graph, logits = self.recorded[extent]
@@ -37,13 +37,13 @@ class Graphs:
     def _record(self, extent: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         # A step writes the same keys again when it is repeated, so warming up changes nothing.
         with torch.cuda.device(self.inputs.device):
-            beside = torch.cuda.Stream()
+            beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 for _ in range(WARM_UP):
-                    self.step(*self.inputs, extent)
+                    self.step(self.inputs[0], self.inputs[1], extent)
             torch.cuda.current_stream().wait_stream(beside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                logits = self.step(*self.inputs, extent)
+                logits = self.step(self.inputs[0], self.inputs[1], extent)
         return graph, logits

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Dtype = Literal["fp32", "bf16", "fp16", "int8"]
+from quatrain.model.device import pick_precision
+
+Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Product = Callable[[Tensor], Tensor]  # (rows, in) to (rows, out)
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_ROWS = 32  # cuBLAS multiplies int8 for more than 16 rows
@@ -29,7 +31,9 @@ def product_of(weight: Tensor, bias: Tensor | None, dtype: Dtype) -> Product:
 
 
 def resolved(dtype: Dtype, device: torch.device) -> Dtype:
-    """The dtype that products really have there: bf16 where int8 does not run."""
+    """The dtype that products really have there: bf16 where int8 does not run, and what `auto` means."""
+    if dtype == "auto":
+        dtype = pick_precision(dtype, device)
     return "bf16" if dtype == "int8" and fastest(dtype, device.type) is Plain else dtype
 
 
@@ -107,7 +111,7 @@ class Int8Packed(Int8):
         x = x.float()
         largest = _largest(x)
         rows = torch.addcmul(self.shift, x, 127 / largest).to(torch.uint8)
-        y = self.multiply(
+        y: Tensor = self.multiply(
             rows, 1.0, 128, self.weight, self.scale, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return torch.addcmul(self.bias, y, largest)
@@ -123,7 +127,8 @@ WAYS: dict[Dtype, tuple[Callable[..., Product], ...]] = {
 
 def _largest(x: Tensor) -> Tensor:
     """The largest absolute value of each row, (rows, 1), never zero."""
-    return torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_min_(1e-30)
+    largest: Tensor = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True)
+    return largest.clamp_min_(1e-30)
 
 
 def _is_right(kind: Callable[..., Product], dtype: Dtype, device: str) -> bool:
