@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quatrain.inference.drawing import choose, nucleus
+from quatrain.inference import drawing
+from quatrain.inference.drawing import choose, logprob_of, nucleus, penalised
 from quatrain.mixing import derive
 
 
@@ -113,3 +114,88 @@ def test_the_nucleus_is_the_shortest_prefix_that_holds_the_probability() -> None
     probabilities = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64)
     sizes = {top_p: int(nucleus(probabilities, None, top_p).sum()) for top_p in (0.0, 0.5, 0.50001, 0.75, 0.8, 1.0)}
     assert sizes == {0.0: 1, 0.5: 1, 0.50001: 2, 0.75: 2, 0.8: 3, 1.0: 4}
+
+
+# Cuts, penalties, log-probabilities
+
+
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from([0.05, 0.4, 1.0, 3.0]),
+    st.sampled_from([None, 1, 7, 16, 40]),
+    st.sampled_from([1.0, 0.9, 0.3]),
+    st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    st.booleans(),
+)
+def test_the_shortlist_gives_the_id_of_the_whole_sort(
+    seed: int, draw: float, temperature: float, top_k: int | None, top_p: float, min_p: float, ties: bool
+) -> None:
+    logits = torch.randn(4, 60, generator=torch.Generator().manual_seed(seed)) * 3
+    if ties:
+        logits = logits.round()
+    draws = torch.full((4,), draw, dtype=torch.float64)
+    settings = temperature, top_k, top_p, min_p
+    with pytest.MonkeyPatch.context() as patch:
+        whole = choose(logits, draws, *settings)
+        patch.setattr(drawing, "SHORTLIST", 16)
+        assert torch.equal(choose(logits, draws, *settings), whole)
+
+
+def test_the_shortlist_is_enough_where_the_model_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.zeros(2, 5000)
+    logits[:, 7] = 20.0
+    monkeypatch.setattr(drawing, "SHORTLIST", 16)
+    monkeypatch.setattr(Tensor, "sort", _no_long_sort(Tensor.sort))
+    assert choose(logits, torch.tensor([0.1, 0.9]), 1.0).tolist() == [7, 7]
+    with pytest.raises(AssertionError):
+        choose(torch.zeros(1, 5000), torch.tensor([0.5]), 1.0)  # and not where it is not
+
+
+def _no_long_sort(sort):
+    def checked(self: Tensor, *args, **options):
+        assert self.shape[-1] < 100
+        return sort(self, *args, **options)
+
+    return checked
+
+
+@pytest.mark.parametrize(("min_p", "expected"), [(0.2, [0.5, 0.1, 0.25, 0.15]), (0.21, [5 / 9, 0, 2.5 / 9, 1.5 / 9])])
+def test_min_p_leaves_ids_of_a_share_of_the_likeliest(min_p: float, expected: list[float]) -> None:
+    logits = torch.tensor([0.5, 0.1, 0.25, 0.15]).log()
+    grid = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    tokens = choose(logits.double().expand(len(grid), 4), grid, 1.0, min_p=min_p - 1e-6)
+    assert (torch.bincount(tokens, minlength=4) / len(grid)).tolist() == pytest.approx(expected, abs=2e-4)
+
+
+def test_cuts_and_penalty_are_those_of_transformers() -> None:
+    pytest.importorskip("transformers", reason="no optional library: transformers")
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        RepetitionPenaltyLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(20):
+        logits = torch.randn(1, 30, generator=generator) * 2
+        seen = torch.randint(0, 30, (1, 6), generator=generator)
+        theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4), TemperatureLogitsWarper(0.8)])
+        theirs += [TopKLogitsWarper(12), TopPLogitsWarper(0.85), MinPLogitsWarper(0.05)]
+        allowed = set(theirs(seen, logits.clone())[0].isfinite().nonzero().flatten().tolist())
+        grid = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
+        ours = choose(penalised(logits[0], seen[0].tolist(), 1.4).expand(3000, 30), grid, 0.8, 12, 0.85, 0.05)
+        assert set(ours.tolist()) <= allowed
+        assert len(allowed - set(ours.tolist())) <= 1  # an id that holds less than a step of the grid
+
+
+def test_log_probabilities_and_of_equals_the_smaller_id_first() -> None:
+    logits = torch.tensor([0.0, 2.0, -1.0, 2.0, 2.0])
+    one = logprob_of(logits, 2, 2)
+    assert one.logprob == pytest.approx(float(logits.double().log_softmax(-1)[2]))
+    assert [token for token, _ in one.top] == [1, 3]
+    assert len(logprob_of(logits, 0, 99).top) == 5
+    assert logprob_of(logits, 0, 0).top == ()
