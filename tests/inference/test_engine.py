@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quatrain.inference import engine as engine_module
+from quatrain.inference import graphs as graphs_module
 from quatrain.inference.engine import Engine
 from quatrain.model.cache import Cache
 from quatrain.model.config import ModelConfig
@@ -90,27 +91,18 @@ def furthest(model: GPT, engine: Engine, rows: list[list[int]], prefixes: list[i
 @settings(max_examples=20)
 @given(configurations(), st.booleans(), st.booleans())
 def test_cached_logits_are_the_uncached_ones_at_every_prefix_length(
-    config: ModelConfig, documents: bool, compiled: bool
+    config: ModelConfig, documents: bool, graphs: bool
 ) -> None:
-    """Claim 2, and case_44. `compiled` is the step of CUDA's graphs, run as it is."""
+    """Claim 2, and case_44. `graphs` is CUDA's way, all slots over whole buckets, run as it is."""
     model, T = build(config), config.block_size
-    engine = Engine(model, 3, restart=EOT if documents else None)
-    if compiled:
-        engine._graphs = Uncompiled(engine._step, 3, T)
-    rows = ids_of(3, T)
-    for prefix in range(1, T + 1):
-        prefixes = [prefix, max(1, T - prefix), (prefix * 7) % T + 1]
-        assert furthest(model, engine, rows, prefixes, documents) < 1e-4
-
-
-class Uncompiled:
-    """Calls the step as `Graphs` does on CUDA: all slots, a fixed extent, lengths of -1 for those that rest."""
-
-    def __init__(self, step, slots: int, block_size: int) -> None:
-        self.step, self.block_size = step, block_size
-
-    def __call__(self, tokens: list[int], lengths: list[int]) -> Tensor:
-        return self.step(torch.tensor(tokens), torch.tensor(lengths), self.block_size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs_module, "can_compile", lambda device: False)
+        engine = Engine(model, 3, restart=EOT if documents else None, compiled=graphs)
+        patch.setattr(graphs_module, "BUCKET", 4)
+        rows = ids_of(3, T)
+        for prefix in range(1, T + 1):
+            prefixes = [prefix, max(1, T - prefix), (prefix * 7) % T + 1]
+            assert furthest(model, engine, rows, prefixes, documents) < 1e-4
 
 
 @pytest.mark.parametrize("fault", ["top-left causal", "position 0", "keys a place too late", "whole cache seen"])

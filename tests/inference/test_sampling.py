@@ -229,7 +229,17 @@ def test_the_mode_and_the_generators_are_left_as_they_were(training: bool) -> No
     assert not torch.is_inference_mode_enabled()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_compiled_model_writes_what_the_plain_one_does_case_49() -> None:
+    def never(graph: object, inputs: object) -> None:
+        raise AssertionError("compiled code was asked for")
+
+    config = SamplingConfig(n=2, max_tokens=8)
+    assert generate(torch.compile(network(), backend=never), LETTERS, "ab", config) == generate(
+        network(), LETTERS, "ab", config
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto", "int8"])
 def test_a_draw_does_not_depend_on_how_often_it_is_made(precision: str) -> None:
     config = SamplingConfig(n=2, max_tokens=8)
     assert len({str(generate(network(), LETTERS, "ab", config, precision)) for _ in range(3)}) == 1
