@@ -4,7 +4,7 @@ Recipes gpt2, gpt2-rope-swiglu and speedrun at T=1024, eager and compiled, with 
 to attend within documents. Step, optimizer, precision, loader and its feed are those of `quatrain train`; the schedule
 is the recipe's. Timed steps hold as many tokens as the recipe's; steps of the loss curve are smaller. Checked: every
 way to attend gives the loss and the gradient of the dense mask; a document does not reach into another; compiled and
-eager losses stay together; nothing is compiled anew. Parts run in order of importance, each only if it is expected to
+eager losses stay together; nothing is compiled anew; writing with kept keys and values gives the model's own logits. Parts run in order of importance, each only if it is expected to
 end in time: what is left out is said. Everything stands in a JSON file too. Exit status 1: a check or a part failed.
 
 Run: python bench/gpu.py [--data STORE] [--out runs/gpu.json] [--seconds 450]   (under 8 minutes on one H100 or H200)
@@ -14,7 +14,6 @@ Run: python bench/gpu.py [--data STORE] [--out runs/gpu.json] [--seconds 450]   
 import argparse
 import contextlib
 import gc
-import importlib.util
 import itertools
 import json
 import sys
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quatrain.inference.engine import Engine
 from quatrain.interop.adoption import adopt
 from quatrain.interop.config import AdoptConfig
 from quatrain.model import masks
@@ -53,6 +53,7 @@ TARGET = 460_000  # tokens/s of plain GPT-2 124M on one H100 or H200; users have
 PHRASES, PHRASE, DOCUMENT = 4096, 8, 600  # of the synthetic text: phrases, their ids, the mean document's ids
 PARITY = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}  # of loss and gradient, relative
 CURVES = {"fp32": 1e-3, "bf16": 1e-2, "fp16": 1e-2}  # between eager and compiled losses, nats
+CACHED_STEPS, CACHE_PARITY = 20, 1e-2  # logits in fp32, whose products may be in TF32
 EXPECTED = {True: 90.0, False: 30.0}  # seconds of the first compiled and eager part, before one has been measured
 
 
@@ -282,6 +283,24 @@ class Bench:
         return [loss.detach(), torch.cat([parameter.grad.flatten() for parameter in network.parameters()])]
 
     @torch.no_grad()
+    def cache_parity(self, compiled: bool) -> None:
+        """Two rows read and written with kept keys and values, against the model over each whole row."""
+        config = self.model_config("gpt2-rope-swiglu", n_layer=2)
+        network = GPT(config, torch.Generator().manual_seed(0)).to(self.device).eval()
+        ids = self.loader("concat").batch(0, 2).inputs  # (2, T)
+        engine = Engine(network, slots=2, compiled=compiled)
+        read = self.scale.seq_len // 2
+        starts = [read, read - 7]  # unequal lengths
+        found = [engine.prefill([0, 1], [row[:start].tolist() for row, start in zip(ids, starts, strict=True)])]
+        for step in range(CACHED_STEPS):
+            tokens = [int(row[start + step]) for row, start in zip(ids, starts, strict=True)]
+            found.append(engine.decode([0, 1], tokens))
+        whole = [network(row[None])[0, start - 1 :][: CACHED_STEPS + 1] for row, start in zip(ids, starts, strict=True)]
+        apart = float((torch.stack(found, dim=1) - torch.stack(whole)).abs().max())
+        told = f"logits differ by {apart:.1e} over {CACHED_STEPS} steps, allowed {CACHE_PARITY:.0e}"
+        self.check(f"{'compiled ' if compiled else ''}cache parity", apart <= CACHE_PARITY, told)
+
+    @torch.no_grad()
     def _reach(self, network: GPT, batch: Batch, way: str) -> float:
         """How much other ids in each row's first document change the hidden states of its other documents."""
         first = batch.documents == batch.documents[:, :1]
@@ -297,9 +316,6 @@ class Bench:
             if name not in RECIPES:
                 self.found["left_out"].append(name)
                 say(f"{name}: left out, there is no such recipe yet")
-        if importlib.util.find_spec("quatrain.model.cache") is None:
-            self.found["left_out"].append("cache parity")
-            say("cache parity: left out, there is no cache of keys and values yet")
         self.attempt("mask parity", False, lambda: self.mask_parity(compiled=False))
         compiles = self.scale is SMOKE or can_compile(self.device)  # tracing needs no compiler
         for number, part in enumerate(parts_of(self.scale)):
@@ -307,6 +323,10 @@ class Bench:
                 self.check(str(part), False, "torch.compile finds no compiler (or no triton) on this machine")
             else:
                 self.attempt(str(part), part.compiled, partial(self.measure, part))
+            if number == 1:
+                self.attempt("cache parity", False, lambda: self.cache_parity(compiled=False))
+            if number == 1 and compiles:
+                self.attempt("compiled cache parity", True, lambda: self.cache_parity(compiled=True))
             if number == 1 and compiles and self.scale.ways[True]:
                 self.attempt("compiled mask parity", True, lambda: self.mask_parity(compiled=True))
         return self.found

@@ -102,9 +102,29 @@ def test_bf16_is_a_choice(draw):
     assert draw("--dtype", "bf16", "--max-tokens", "3")[0]["completion_tokens"] <= 3
 
 
+def test_int8_is_a_choice(draw):
+    assert draw("--dtype", "int8", "--max-tokens", "3")[0]["completion_tokens"] <= 3
+
+
+def test_log_probabilities_stand_beside_the_ids(draw):
+    (sample,) = draw("--max-tokens", "6", "--logprobs", "2")
+    assert [one["id"] for one in sample["logprobs"]] == sample["ids"]
+    assert all(one["logprob"] <= 0 and len(one["top"]) == 2 for one in sample["logprobs"])
+
+
+def test_sliding_goes_past_block_size_and_takes_a_longer_prompt(draw):
+    lengths = [
+        one["completion_tokens"] for one in draw("--prompt", "x" * 40, "--sliding", "--max-tokens", "40", "--n", "4")
+    ]
+    assert max(lengths) > 16
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [
+        ("min-p", "1.5", "--min-p is 1.5, it must be in 0 .. 1"),
+        ("repetition-penalty", "0", "--repetition-penalty is 0.0, it must be above 0"),
+        ("logprobs", "-1", "--logprobs is -1, it must be at least 0"),
         ("temperature", "-1", "--temperature is -1.0, it must be at least 0"),
         ("temperature", "nan", "--temperature is nan, it must be finite"),
         ("temperature", "inf", "--temperature is inf, it must be finite"),

@@ -2,13 +2,16 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from quatrain.console import say
 from quatrain.errors import ConfigError
 from quatrain.inference.config import SamplingConfig
+
+if TYPE_CHECKING:
+    from quatrain.inference.batch import Sample
 
 DEFAULTS = SamplingConfig()
 
@@ -24,7 +27,11 @@ def sample(
     top_p: float = DEFAULTS.top_p,
     stop: Annotated[list[str] | None, Parameter(negative=())] = None,
     seed: int = DEFAULTS.seed,
-    dtype: Literal["fp32", "bf16"] = "fp32",
+    min_p: float = DEFAULTS.min_p,
+    repetition_penalty: float = DEFAULTS.repetition_penalty,
+    logprobs: int | None = None,
+    sliding: Annotated[bool, Parameter(negative=())] = False,
+    dtype: Literal["fp32", "bf16", "int8"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> dict[str, Any]:
@@ -50,8 +57,16 @@ def sample(
         Text at which a sample ends (give it several times for several texts).
     seed
         Seed of the draws; sample i of a seed is the same whatever n is.
+    min_p
+        Draw from ids at least this share as likely as the likeliest.
+    repetition_penalty
+        Above 1: ids that were there before become less likely.
+    logprobs
+        With --json: the log-probability of each id, and of so many likeliest ones.
+    sliding
+        Go on past block_size, seeing the last half to whole block.
     dtype
-        Precision of the matrix products: fp32 or bf16.
+        The weights' numbers: fp32, bf16 or int8 (bf16 where int8 does not run).
     device
         auto, cpu, cuda, cuda:N or mps.
     json
@@ -59,34 +74,55 @@ def sample(
 
     """
     try:
-        config = SamplingConfig(max_tokens, n, temperature, top_k, top_p, tuple(stop or ()), seed)
+        config = SamplingConfig(
+            max_tokens,
+            n,
+            temperature,
+            top_k,
+            top_p,
+            tuple(stop or ()),
+            seed,
+            min_p,
+            repetition_penalty,
+            logprobs,
+            sliding,
+        )
     except ConfigError as error:
         raise error.as_flags() from None
-    from quatrain.inference.sampling import generate
+    from quatrain.inference.engine import Engine
+    from quatrain.inference.sampling import SLOTS, prompt_ids, write
     from quatrain.model.device import pick_device
     from quatrain.model.pretrained import load_folder_tokenizer, load_model
     from quatrain.training.checkpoint import find_checkpoint
 
     checkpoint = find_checkpoint(run, say)
     model, tokenizer = load_model(checkpoint, pick_device(device)), load_folder_tokenizer(checkpoint)
+    ids = prompt_ids(tokenizer, prompt, model.config.block_size, config)
+    engine = Engine(model, min(n, SLOTS), dtype)
+    if engine.dtype != dtype:
+        say(f"{dtype} does not run here: {engine.dtype}")
     streamed = _Streamed(prompt)
     started = time.perf_counter()
-    samples = generate(model, tokenizer, prompt, config, dtype, streamed)
+    samples = write(engine, tokenizer, ids, config, streamed)
     seconds = time.perf_counter() - started
     streamed.end()
     tokens = sum(len(one.ids) for one in samples)
     return {
-        "samples": [
-            {
-                "text": one.text,
-                "ids": one.ids,
-                "finish_reason": one.finish_reason,
-                "completion_tokens": len(one.ids),
-            }
-            for one in samples
-        ],
+        "samples": [_as_json(one) for one in samples],
         "tokens_per_second": round(tokens / seconds, 2),
     }
+
+
+def _as_json(sample: "Sample") -> dict[str, Any]:
+    answer = {
+        "text": sample.text,
+        "ids": sample.ids,
+        "finish_reason": sample.finish_reason,
+        "completion_tokens": len(sample.ids),
+    }
+    if sample.logprobs is not None:
+        answer["logprobs"] = [one._asdict() for one in sample.logprobs]
+    return answer
 
 
 class _Streamed:

@@ -17,6 +17,10 @@ class SamplingConfig(Settings):
     top_p: float = option(1.0, "draw from the likeliest ids that together hold this probability (Holtzman et al. 2020)")
     stop: tuple[str, ...] = option((), "texts at which a sample ends; they are left out of it")
     seed: int = option(42, "seed of the draws; sample i of a seed is the same whatever n is")
+    min_p: float = option(0.0, "draw from ids at least this share as likely as the likeliest (Nguyen et al. 2024)")
+    repetition_penalty: float = option(1.0, "makes ids that were there before less likely (Keskar et al. 2019); 1: off")
+    logprobs: int | None = option(None, "tell the log-probability of each id, and those of so many likeliest")
+    sliding: bool = option(False, "go on past block_size: the model sees the last half to whole block")
 
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that cannot be sampled with."""
@@ -28,5 +32,11 @@ class SamplingConfig(Settings):
             yield f"top_k is {self.top_k}, it must be at least 1 (leave it out to draw from all ids)"
         if not 0 <= self.top_p <= 1:
             yield f"top_p is {self.top_p}, it must be in 0 .. 1"
+        if not 0 <= self.min_p <= 1:
+            yield f"min_p is {self.min_p}, it must be in 0 .. 1"
+        if not self.repetition_penalty > 0:
+            yield f"repetition_penalty is {self.repetition_penalty}, it must be above 0 (1 is off)"
+        if self.logprobs is not None and self.logprobs < 0:
+            yield f"logprobs is {self.logprobs}, it must be at least 0"
         if "" in self.stop:
             yield "stop holds an empty text, which would end every sample at once"

@@ -1,35 +1,22 @@
-"""From a prompt to text: the next id from logits as pure functions, and the loop around them.
+"""From a prompt to texts.
 
-Every draw is a function of (seed, sample, position), so a sample does not depend on how many are
-drawn beside it, and no generator has a state. The model sees the prompt's ids alone; an empty
-prompt is one eot. Each step computes the whole row again: a cache takes its place here later.
+Every draw is a function of (seed, sample, position), so a sample does not depend on how many are drawn beside it,
+and no generator has a state. (The logits do depend on it by rounding: about 1e-6 in fp32. A draw that falls that
+close to a border between two ids may go either way.) The model sees the prompt's ids alone; an empty prompt is one
+eot.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
-
 from quatrain.errors import DataError
+from quatrain.inference.batch import Batch, Decoder, OnText, Sample, Writing
 from quatrain.inference.config import SamplingConfig
-from quatrain.mixing import derive
-from quatrain.model.device import Precision, autocast
+from quatrain.inference.engine import Engine
+from quatrain.inference.products import Dtype
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import Tokenizer
 
+SLOTS = 16  # samples of one prompt that are decoded together
 
-@dataclass(frozen=True)
-class Sample:
-    """One continuation: its text and ids without the prompt, the eot or the stop text."""
-
-    text: str
-    ids: list[int]
-    finish_reason: Literal["stop", "length"]
-
-
-OnText = Callable[[int, str], None]  # the number of the sample, and the text that has become certain
+__all__ = ["Sample", "generate", "write"]
 
 
 def generate(
@@ -37,149 +24,73 @@ def generate(
     tokenizer: Tokenizer,
     prompt: str = "",
     config: SamplingConfig | None = None,
-    precision: Precision = "fp32",
+    precision: Dtype = "fp32",
     on_text: OnText = lambda number, text: None,
 ) -> list[Sample]:
     """Samples of a prompt's continuation, each ending at eot, a stop text, max_tokens or block_size.
 
-    `on_text` is called with every piece of text as soon as it is certain. The model's mode is put
-    back afterwards. Raises `DataError` for a prompt longer than block_size.
+    `on_text` is called with every piece of text as soon as it is certain, one sample behind the other. The model is
+    left as it is. Raises `DataError` for a prompt longer than block_size, unless `sliding`.
     """
     config = config or SamplingConfig()
-    prompt_ids = tokenizer.encode(prompt).tolist() or [tokenizer.eot]
-    room = model.config.block_size - len(prompt_ids)
-    if room < 0:
-        raise DataError(
-            f"the prompt has {len(prompt_ids):,} ids, the model sees at most {model.config.block_size:,}; shorten it"
-        )
-    limit = min(config.max_tokens, room)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), autocast(model.device, precision):
-            return [
-                _one_sample(model, tokenizer, prompt_ids, limit, config, number, on_text) for number in range(config.n)
-            ]
-    finally:
-        model.train(was_training)
+    ids = prompt_ids(tokenizer, prompt, model.config.block_size, config)
+    return write(Engine(model, min(config.n, SLOTS), precision), tokenizer, ids, config, on_text)
 
 
-def _one_sample(
-    model: GPT,
+def write(
+    engine: Decoder,
     tokenizer: Tokenizer,
     prompt: list[int],
-    limit: int,
     config: SamplingConfig,
-    number: int,
-    on_text: OnText,
-) -> Sample:
-    stream = tokenizer.stream()
-    stops = StopTexts(config.stop)
-    ids: list[int] = []
-    ends: list[int] = []  # characters that are complete behind each id
-    at_eot = False
-    for token in _next_ids(model, prompt, limit, config, number):
-        at_eot = token == tokenizer.eot
-        if at_eot:
-            break
-        piece = stream.push(token)
-        ids.append(token)
-        ends.append((ends[-1] if ends else 0) + len(piece))
-        on_text(number, stops.push(piece))
-        if stops.found:
-            break
-    on_text(number, stops.push(stream.end()))
-    on_text(number, stops.end())
-    if stops.found:
-        ids = ids[: _ids_of(len(stops.text), ends)]
-    return Sample(stops.text, ids, "stop" if at_eot or stops.found else "length")
+    on_text: OnText = lambda number, text: None,
+) -> list[Sample]:
+    """The same from ids, by an engine whose slots are free."""
+    limit = limit_of(len(prompt), engine.config.block_size, config)
+    batch, told = Batch(engine), _InOrder(on_text)
+    writings = [Writing(tokenizer, prompt, config, number, limit, told.hear) for number in range(config.n)]
+    for writing in writings:
+        batch.add(writing)
+    samples: dict[int, Sample] = {}
+    while batch.busy:
+        for writing in batch.step():
+            samples[writing.number] = writing.end()
+            told.end(writing.number)
+    return [samples[number] for number in range(config.n)]
 
 
-def _ids_of(length: int, ends: list[int]) -> int:
-    """How many ids the first `length` characters take, given the characters complete behind each id."""
-    if length == 0:
-        return 0
-    # Not the last such id: those behind it may be the first bytes of a character that the stop text begins with.
-    return ends.index(length) + 1 if length in ends else sum(end < length for end in ends)
+def prompt_ids(tokenizer: Tokenizer, prompt: str, block_size: int, config: SamplingConfig) -> list[int]:
+    """The ids of a prompt, or one eot; raises `DataError` where the model cannot see them all and may not slide."""
+    ids: list[int] = tokenizer.encode(prompt).tolist() or [tokenizer.eot]
+    if len(ids) > block_size and not config.sliding:
+        raise DataError(f"the prompt has {len(ids):,} ids, the model sees at most {block_size:,}; shorten it")
+    return ids
 
 
-def _next_ids(model: GPT, prompt: Sequence[int], limit: int, config: SamplingConfig, number: int) -> Iterator[int]:
-    row = list(prompt)
-    for _ in range(limit):
-        hidden = model.hidden(torch.tensor([row], device=model.device))  # (1, T, C)
-        logits = model.head(hidden[:, -1]).float()  # (1, V)
-        draw = derive(config.seed, number, len(row)) / 2**64
-        token = int(
-            choose(logits, torch.tensor([draw], dtype=torch.float64), config.temperature, config.top_k, config.top_p)
-        )
-        row.append(token)
-        yield token
+def limit_of(prompt: int, block_size: int, config: SamplingConfig) -> int:
+    """The most ids that may follow a prompt of so many."""
+    return config.max_tokens if config.sliding else min(config.max_tokens, block_size - prompt)
 
 
-def choose(logits: Tensor, draws: Tensor, temperature: float, top_k: int | None, top_p: float) -> Tensor:
-    """The next id of each row, int64 (B,), from fp32 logits (B, V) and draws in [0, 1) (B,).
+class _InOrder:
+    """Samples grow beside each other, but are told one behind the other: those that are not on are held back."""
 
-    A pure function: the id at which the cumulative probability passes the draw, over the ids
-    sorted by probability (ties: the smaller id first), so that top_k and top_p are prefixes.
-    """
-    if temperature == 0 or top_p == 0:
-        return logits.argmax(dim=-1)
-    # Subtracting the maximum first keeps the division finite at any temperature.
-    scaled = (logits - logits.max(dim=-1, keepdim=True).values).cpu().double() / temperature
-    probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)  # (B, V)
-    kept = nucleus(probabilities, top_k, top_p)
-    cumulative = (probabilities * kept).cumsum(dim=-1)
-    threshold = draws.double().cpu().unsqueeze(1) * cumulative[:, -1:]
-    place = (cumulative <= threshold).sum(dim=-1, keepdim=True)
-    return order.gather(1, place.clamp(max=kept.sum(dim=-1, keepdim=True) - 1)).squeeze(1)
+    def __init__(self, on_text: OnText) -> None:
+        self.on_text = on_text
+        self.now = 0
+        self.held: dict[int, list[str]] = {}
+        self.ended: set[int] = set()
 
+    def hear(self, number: int, text: str) -> None:
+        """A piece of a sample."""
+        if number == self.now:
+            self.on_text(number, text)
+        else:
+            self.held.setdefault(number, []).append(text)
 
-def nucleus(probabilities: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Which of the sorted probabilities (B, V) may be drawn, bool (B, V): at least the first.
-
-    top_p is a share of what top_k leaves, as in transformers.
-    """
-    among = torch.ones_like(probabilities, dtype=torch.bool)
-    if top_k is not None:
-        among[:, top_k:] = False
-    drawable = probabilities * among
-    before = drawable.cumsum(dim=-1) - drawable  # what the likelier ids hold together
-    kept = among & (before < top_p * drawable.sum(dim=-1, keepdim=True))
-    kept[:, 0] = True
-    return kept
-
-
-class StopTexts:
-    """Passes text on up to the first stop text, which may be spread over several ids."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.stops = stops
-        self.text = ""  # all that has been passed on
-        self.held = ""  # may be the beginning of a stop text
-        self.found = False
-
-    def push(self, piece: str) -> str:
-        """The text that is certain not to belong to a stop text."""
-        if self.found:
-            return ""
-        self.held += piece
-        places = [place for place in (self.held.find(stop) for stop in self.stops) if place >= 0]
-        if places:
-            self.found = True
-            return self._pass_on(min(places), drop=True)
-        possible = max((_overlap(self.held, stop) for stop in self.stops), default=0)
-        return self._pass_on(len(self.held) - possible)
-
-    def end(self) -> str:
-        """What was held back, when no text follows."""
-        return "" if self.found else self._pass_on(len(self.held))
-
-    def _pass_on(self, count: int, drop: bool = False) -> str:
-        certain, self.held = self.held[:count], "" if drop else self.held[count:]
-        self.text += certain
-        return certain
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text with which the stop text begins."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+    def end(self, number: int) -> None:
+        """No piece of this sample follows."""
+        self.ended.add(number)
+        while self.now in self.ended:
+            self.now += 1
+            for text in self.held.pop(self.now, []):
+                self.on_text(self.now, text)
