@@ -52,6 +52,19 @@ def test_the_loss_is_the_last_validation_of_the_run(run):
     assert done("evaluate", "run", "--json").json["loss"] == json.loads(lines[-1])["val_loss"]
 
 
+def test_a_text_file_is_scored_with_the_runs_tokenizer_and_its_hash_told():
+    Path("mine.txt").write_text("shall i compare thee to a summer's day", encoding="utf-8")
+    answer = done("evaluate", "run", "--text", "mine.txt", "--by-position", "--json")
+    facts = answer.json
+    assert (facts["tokens"], facts["bytes"], facts["split"], facts["fingerprint"]) == (39, 38, None, None)
+    assert set(facts) >= KEYS
+    assert "39 targets of mine.txt (the whole file), rows of 16" in answer.err
+    assert facts["data_hash"][:16] in answer.err
+    assert f"± {facts['standard_errors']['loss']:.4f} nats per token" in answer.err
+    for row in facts["by_position"]:
+        assert f"{row['loss']:.4f}" in answer.err
+
+
 def test_one_checkpoint_folder_is_evaluated_as_the_run_is():
     newest = done("evaluate", "run/checkpoints/step_00000006", "--json").json
     assert newest == done("evaluate", "run", "--json").json
@@ -73,6 +86,7 @@ def test_a_shorter_pass_says_so():
         (["--packing", "best_fit"], "packing", "best_fit"),
         (["--packing", "pad", "--seq-len", "9"], "tokens", 586),
         (["--precision", "bf16"], "precision", "bf16"),
+        (["--stride", "4"], "stride", 4),
     ],
 )
 def test_what_is_chosen_stands_beside_the_score(words, key, expected):
@@ -115,6 +129,10 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
         (["run", "--seq-len", "-1"], "--seq-len is -1"),
         (["run", "--seq-len", "0"], "--seq-len is 0, it must be in 1 .. block_size 16"),
         (["run", "--max-tokens", "0"], "--max-tokens is 0, it must be at least 1"),
+        (["run", "--stride", "17"], "--stride is 17, it must be in 1 .. seq_len 16"),
+        (["run", "--stride", "4", "--packing", "pad"], "--stride goes with --packing concat alone, not pad"),
+        (["run", "--text", "nope.txt"], "nope.txt"),
+        (["run", "--text", "a.txt", "--data", "b"], "--text a.txt and --data b: one of them is scored"),
         (["run", "--device", "tpu"], "device 'tpu' is not on this machine"),
         (["run", "--split", "test"], 'Choose from: "val", "train"'),
         (["run", "--packing", "tight"], 'Choose from: "concat", "document"'),
