@@ -65,6 +65,32 @@ def test_a_text_file_is_scored_with_the_runs_tokenizer_and_its_hash_told():
         assert f"{row['loss']:.4f}" in answer.err
 
 
+LINES = [{"context": "shall i", "endings": ["go", "stay"], "label": n % 2} for n in range(6)]
+
+
+def test_tasks_stand_beside_the_loss_each_with_what_it_depends_on(run):
+    Path("mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    answer = done("evaluate", "run", "--task", "mine.jsonl", "--items", "4", "--json")
+    task = answer.json["tasks"]["mine.jsonl"]
+    assert answer.json["loss"] == done("evaluate", "run", "--json").json["loss"]
+    assert (task["count"], task["context_length"]) == (4, 16)
+    assert set(task["scores"]) == {"own_acc", "own_mean", "own_acc_norm"}
+    for name, score in task["scores"].items():
+        assert set(score) == {"value", "standard_error", "count", "method", "context_length", "data_hash"}
+        assert f"{name:20} {score['value']:.4f} ± {score['standard_error']:.4f}" in answer.err
+        assert score["method"] in answer.err
+    assert task["scores"]["own_acc"]["value"] == 0.5  # the same question with either label
+    assert not (run / "evaluating").exists()
+
+
+def test_a_task_needs_no_store(run):
+    Path("mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    shutil.copytree(run / "checkpoints" / "step_00000006", "alone")
+    facts = done("evaluate", "alone", "--task", "mine.jsonl", "--json").json
+    assert facts["tasks"]["mine.jsonl"]["count"] == 6
+    assert [facts[key] for key in sorted(KEYS)] == [None] * len(KEYS)
+
+
 def test_one_checkpoint_folder_is_evaluated_as_the_run_is():
     newest = done("evaluate", "run/checkpoints/step_00000006", "--json").json
     assert newest == done("evaluate", "run", "--json").json
@@ -133,6 +159,9 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
         (["run", "--stride", "4", "--packing", "pad"], "--stride goes with --packing concat alone, not pad"),
         (["run", "--text", "nope.txt"], "nope.txt"),
         (["run", "--text", "a.txt", "--data", "b"], "--text a.txt and --data b: one of them is scored"),
+        (["run", "--task", "nope"], "no task 'nope'"),
+        (["run", "--items", "0"], "--items is 0, it must be at least 1"),
+        (["run", "--file", "a.jsonl"], "--file a.jsonl goes with one --task"),
         (["run", "--device", "tpu"], "device 'tpu' is not on this machine"),
         (["run", "--split", "test"], 'Choose from: "val", "train"'),
         (["run", "--packing", "tight"], 'Choose from: "concat", "document"'),

@@ -1,19 +1,23 @@
-"""quatrain evaluate: loss, perplexity and bits per byte of a run."""
+"""quatrain evaluate: loss, perplexity and bits per byte of a run, and tasks."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from quatrain.console import say
+from quatrain.console import progress, say
 from quatrain.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
+    from quatrain.inference.tasks import Given
     from quatrain.model.gpt import GPT
     from quatrain.recipes.config import RunConfig
     from quatrain.text.tokenizers import Tokenizer
     from quatrain.tokens.config import Packing
+
+KEYS = ("loss", "perplexity", "bits_per_byte", "tokens", "seq_len", "packing", "fingerprint")  # None: not asked for
 
 
 def evaluate(
@@ -27,6 +31,9 @@ def evaluate(
     stride: int | None = None,
     packing: Literal["concat", "document", "pad", "best_fit"] | None = None,
     by_position: Annotated[bool, Parameter(negative=())] = False,
+    task: str = "",
+    file: Path | None = None,
+    items: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -54,6 +61,13 @@ def evaluate(
         whole documents. Default: the run's.
     by_position
         Print the loss by the length of the context, too (--json always holds it).
+    task
+        Tasks to score, too, with commas between them: hellaswag, lambada, blimp, or a .jsonl of your own
+        (docs/evaluate.md). Named ones come from the Hub, once, or from a file: hellaswag=FILE.
+    file
+        The data of the one task that --task names.
+    items
+        Score only the first questions of each task.
     precision
         fp32 or bf16.
     device
@@ -66,16 +80,60 @@ def evaluate(
     if text is not None and data is not None:
         raise UsageError(f"--text {text} and --data {data}: one of them is scored; leave the other out")
     how = _how(loaded, seq_len, max_tokens, stride, packing)
+    if file is not None and (not task or "," in task or "=" in task):
+        raise UsageError(f"--file {file} goes with one --task by its name, such as --task hellaswag")
+    if items is not None and items < 1:
+        raise ConfigError([f"--items is {items}, it must be at least 1"])
+    given = _tasks(task, file, items)
     if text is not None:
         result = _of_text(loaded, text, how, precision)
     else:
-        result = _of_store(loaded, data, split, how, precision)
-    say(_told(result, loaded.checkpoint, max_tokens))
-    if by_position:
-        say(_positions_told(result))
+        result = _of_store(loaded, data, split, how, precision, needed=not given)
+    if "loss" in result:
+        say(_told(result, loaded.checkpoint, max_tokens))
+        if by_position:
+            say(_positions_told(result))
     if not result.pop("own_data"):
         say("  these data are not the store that the run was trained on")
-    return result | {"checkpoint": str(loaded.checkpoint)}
+    tasks = {one.task.name: _score_task(loaded, one, precision) for one in given}
+    return dict.fromkeys(KEYS) | result | {"tasks": tasks, "checkpoint": str(loaded.checkpoint)}
+
+
+def _tasks(words: str, file: Path | None, items: int | None) -> "list[Given]":
+    from quatrain.inference.tasks import named_task
+
+    if Path(words).is_file():  # its name may hold a comma
+        return [named_task(words, file, items)]
+    return [named_task(word.strip(), file, items) for word in words.split(",") if word.strip()]
+
+
+def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "bf16"]) -> dict[str, Any]:
+    """Every score of a task, told as it comes. What is done of it is kept in the run until it is whole."""
+    from quatrain.inference.memory import Memory
+    from quatrain.inference.tasks import endings_of, evaluate_task
+    from quatrain.training.checkpoint import run_of
+
+    run = run_of(loaded.checkpoint)
+    manifest = (loaded.checkpoint / "manifest.json").read_text(encoding="utf-8") if run else ""
+    memory = Memory(run if run and os.access(run, os.W_OK) else None, manifest + loaded.model.device.type)
+    with progress(given.task.name, endings_of(given)) as done:
+        result = evaluate_task(loaded.model, loaded.tokenizer, given, precision, memory, done)
+    assert result is not None
+    memory.forget()
+    say(_task_told(result))
+    return result
+
+
+def _task_told(result: dict[str, Any]) -> str:
+    cut = f", {result['truncated']:,} of them cut to that" if result["truncated"] else ""
+    lines = [
+        f"{result['task']}: {result['count']:,} questions, data {result['data_hash'][:16]}, seen in "
+        f"{result['context_length']:,} ids{cut}, {result['precision']}"
+    ]
+    for name, score in result["scores"].items():
+        value = f"{score['value']:.4f}{_error(score['standard_error'], 4)}"
+        lines.append(f"  {name:20} {value:18} of {score['count']:,}: {score['method']}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -148,12 +206,20 @@ def _of_text(loaded: _Loaded, text: Path, how: _How, precision: Literal["fp32", 
 
 
 def _of_store(
-    loaded: _Loaded, data: Path | None, split: Literal["val", "train"], how: _How, precision: Literal["fp32", "bf16"]
+    loaded: _Loaded,
+    data: Path | None,
+    split: Literal["val", "train"],
+    how: _How,
+    precision: Literal["fp32", "bf16"],
+    needed: bool,
 ) -> dict[str, Any]:
+    """The scores of a split; none where no data are known, and tasks were asked for."""
     from quatrain.inference.scoring import evaluate as score
     from quatrain.tokens.store import TokenStore
 
     folder = str(data or (loaded.trained.data.store if loaded.trained else ""))
+    if not needed and data is None and not (folder and Path(folder).exists()):
+        return {"own_data": True}
     if not folder:
         raise UsageError(
             f"{loaded.checkpoint} is not part of a run of ours, so its data are unknown; name a store with --data, or "
