@@ -24,7 +24,7 @@ from hub_server import Repo, serving
 from quatrain.errors import DataError, UsageError
 from quatrain.inference import endings, tasks
 from quatrain.inference.endings import Question, answer
-from quatrain.inference.items import question_of
+from quatrain.inference.items import hellaswag_cleaned, question_of
 from quatrain.inference.memory import Memory
 from quatrain.inference.tasks import TASKS, evaluate_task, named_task, predicted, shard
 from quatrain.model.config import ModelConfig
@@ -92,6 +92,22 @@ def harness_labels(model: GPT, tokenizer: Tokenizer, rows: list[dict]) -> list[t
         lengths = np.array([float(len(choice)) for choice in choices])
         found.append((int(np.argmax(lls)), int(np.argmax(np.array(lls) / lengths))))
     return found
+
+
+@pytest.mark.filterwarnings("ignore")  # the library's own
+def test_the_cleaned_text_is_lm_evals_in_all_of_hellaswag() -> None:
+    pytest.importorskip("lm_eval", reason="no optional library: lm-eval")
+    from lm_eval.tasks.hellaswag.utils import process_docs
+
+    class Rows(list):
+        def map(self, change):
+            return [change(row) for row in self]
+
+    rows = rows_of(10_042)
+    assert len(rows) == 10_042
+    for row, theirs in zip(rows, process_docs(Rows(rows)), strict=True):
+        item = hellaswag_cleaned(row)
+        assert (item.context, list(item.choices), item.label) == (theirs["query"], theirs["choices"], theirs["gold"])
 
 
 @pytest.mark.parametrize("block_size", [512, 64])

@@ -34,6 +34,7 @@ def evaluate(
     task: str = "",
     file: Path | None = None,
     items: int | None = None,
+    lm_eval: str = "",
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -68,6 +69,8 @@ def evaluate(
         The data of the one task that --task names.
     items
         Score only the first questions of each task.
+    lm_eval
+        Tasks of lm-eval (extra eval), with commas between them, run in this process: hellaswag,arc_easy.
     precision
         fp32 or bf16.
     device
@@ -85,10 +88,11 @@ def evaluate(
     if items is not None and items < 1:
         raise ConfigError([f"--items is {items}, it must be at least 1"])
     given = _tasks(task, file, items)
+    harness = [word.strip() for word in lm_eval.split(",") if word.strip()]
     if text is not None:
         result = _of_text(loaded, text, how, precision)
     else:
-        result = _of_store(loaded, data, split, how, precision, needed=not given)
+        result = _of_store(loaded, data, split, how, precision, needed=not (given or harness))
     if "loss" in result:
         say(_told(result, loaded.checkpoint, max_tokens))
         if by_position:
@@ -96,6 +100,11 @@ def evaluate(
     if not result.pop("own_data"):
         say("  these data are not the store that the run was trained on")
     tasks = {one.task.name: _score_task(loaded, one, precision) for one in given}
+    if harness:
+        from quatrain.interop.harness import run_tasks
+
+        tasks |= run_tasks(loaded.model, loaded.tokenizer, harness, items, precision)
+        say(_harness_told(tasks, harness))
     return dict.fromkeys(KEYS) | result | {"tasks": tasks, "checkpoint": str(loaded.checkpoint)}
 
 
@@ -122,6 +131,15 @@ def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "b
     memory.forget()
     say(_task_told(result))
     return result
+
+
+def _harness_told(tasks: dict[str, Any], names: list[str]) -> str:
+    lines = []
+    for name in (f"lm_eval:{name}" for name in names):
+        for score, facts in tasks[name]["scores"].items():
+            value = f"{facts['value']:.4f}{_error(facts['standard_error'], 4)}"
+            lines.append(f"  {name:20} {score:16} {value:18} of {facts['count']:,}: {facts['method']}")
+    return "\n".join(lines)
 
 
 def _task_told(result: dict[str, Any]) -> str:
