@@ -4,10 +4,11 @@ The loop is that of build-nanogpt: four rows an example, padded to the longest, 
 both texts, raw and lm-eval's, with the two normalisers of each. Labels are compared on all questions with a small
 model over bytes; throughput on a few, with the shape of GPT-2 124M. Times are of one thread's CPU time, interleaved.
 
-Run: OMP_NUM_THREADS=1 python bench/eval.py hellaswag_val.jsonl.gz [--items N] [--timed N]
+Run: OMP_NUM_THREADS=1 python bench/eval.py [hellaswag_val.jsonl.gz] [--items N] [--timed N]
 """
 
 import argparse
+import os
 import re
 import time
 from pathlib import Path
@@ -83,7 +84,8 @@ def network(vocab_size: int, **shape: int) -> GPT:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("file", type=Path)
+    shared = Path(os.environ.get("QUATRAIN_SHARED", "../shared/data"))
+    parser.add_argument("file", type=Path, nargs="?", default=shared / "hellaswag_val.jsonl.gz")
     parser.add_argument("--items", type=int, default=0)
     parser.add_argument("--timed", type=int, default=24)
     asked = parser.parse_args()
