@@ -1,11 +1,12 @@
 """What a GPU makes of us: tokens/s, MFU, memory and the first losses of the recipes of 124M, and whether it is right.
 
-Recipes gpt2, gpt2-rope-swiglu and speedrun at T=1024, eager and compiled, with plain causal attention and with each way
-to attend within documents. Step, optimizer, precision, loader and its feed are those of `quatrain train`; the schedule
-is the recipe's. Timed steps hold as many tokens as the recipe's; steps of the loss curve are smaller. Checked: every
-way to attend gives the loss and the gradient of the dense mask; a document does not reach into another; compiled and
-eager losses stay together; nothing is compiled anew; writing with kept keys and values gives the model's own logits. Parts run in order of importance, each only if it is expected to
-end in time: what is left out is said. Everything stands in a JSON file too. Exit status 1: a check or a part failed.
+Recipes gpt2, gpt2-rope-swiglu and speedrun at T=1024, eager and compiled, with plain causal attention and with each
+way to attend within documents. Step, optimizer, precision, loader and its feed are those of `quatrain train`; the
+schedule is the recipe's. Timed steps hold as many tokens as the recipe's; steps of the loss curve are smaller.
+Checked: every way to attend gives the loss and the gradient of the dense mask; a document does not reach into another;
+compiled and eager losses stay together; nothing is compiled anew; writing with kept keys and values gives the model's
+own logits. Parts run in order of importance, each only if it is expected to end in time: what is left out is said.
+Everything stands in a JSON file too. Exit status 1: a check or a part failed.
 
 Run: python bench/gpu.py [--data STORE] [--out runs/gpu.json] [--seconds 450]   (under 8 minutes on one H100 or H200)
      python bench/gpu.py --smoke   (the same code on a CPU, tiny, in seconds; torch.compile traces, but makes no code)

@@ -52,6 +52,45 @@ def test_the_loss_is_the_last_validation_of_the_run(run):
     assert done("evaluate", "run", "--json").json["loss"] == json.loads(lines[-1])["val_loss"]
 
 
+def test_a_text_file_is_scored_with_the_runs_tokenizer_and_its_hash_told():
+    Path("mine.txt").write_text("shall i compare thee to a summer's day", encoding="utf-8")
+    answer = done("evaluate", "run", "--text", "mine.txt", "--by-position", "--json")
+    facts = answer.json
+    assert (facts["tokens"], facts["bytes"], facts["split"], facts["fingerprint"]) == (39, 38, None, None)
+    assert set(facts) >= KEYS
+    assert "39 targets of mine.txt (the whole file), rows of 16" in answer.err
+    assert facts["data_hash"][:16] in answer.err
+    assert f"± {facts['standard_errors']['loss']:.4f} nats per token" in answer.err
+    for row in facts["by_position"]:
+        assert f"{row['loss']:.4f}" in answer.err
+
+
+LINES = [{"context": "shall i", "endings": ["go", "stay"], "label": n % 2} for n in range(6)]
+
+
+def test_tasks_stand_beside_the_loss_each_with_what_it_depends_on(run):
+    Path("mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    answer = done("evaluate", "run", "--task", "mine.jsonl", "--items", "4", "--json")
+    task = answer.json["tasks"]["mine.jsonl"]
+    assert answer.json["loss"] == done("evaluate", "run", "--json").json["loss"]
+    assert (task["count"], task["context_length"]) == (4, 16)
+    assert set(task["scores"]) == {"own_acc", "own_mean", "own_acc_norm"}
+    for name, score in task["scores"].items():
+        assert set(score) == {"value", "standard_error", "count", "method", "context_length", "data_hash"}
+        assert f"{name:20} {score['value']:.4f} ± {score['standard_error']:.4f}" in answer.err
+        assert score["method"] in answer.err
+    assert task["scores"]["own_acc"]["value"] == 0.5  # the same question with either label
+    assert not (run / "evaluating").exists()
+
+
+def test_a_task_needs_no_store(run):
+    Path("mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    shutil.copytree(run / "checkpoints" / "step_00000006", "alone")
+    facts = done("evaluate", "alone", "--task", "mine.jsonl", "--json").json
+    assert facts["tasks"]["mine.jsonl"]["count"] == 6
+    assert [facts[key] for key in sorted(KEYS)] == [None] * len(KEYS)
+
+
 def test_one_checkpoint_folder_is_evaluated_as_the_run_is():
     newest = done("evaluate", "run/checkpoints/step_00000006", "--json").json
     assert newest == done("evaluate", "run", "--json").json
@@ -73,6 +112,7 @@ def test_a_shorter_pass_says_so():
         (["--packing", "best_fit"], "packing", "best_fit"),
         (["--packing", "pad", "--seq-len", "9"], "tokens", 586),
         (["--precision", "bf16"], "precision", "bf16"),
+        (["--stride", "4"], "stride", 4),
     ],
 )
 def test_what_is_chosen_stands_beside_the_score(words, key, expected):
@@ -115,6 +155,13 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
         (["run", "--seq-len", "-1"], "--seq-len is -1"),
         (["run", "--seq-len", "0"], "--seq-len is 0, it must be in 1 .. block_size 16"),
         (["run", "--max-tokens", "0"], "--max-tokens is 0, it must be at least 1"),
+        (["run", "--stride", "17"], "--stride is 17, it must be in 1 .. seq_len 16"),
+        (["run", "--stride", "4", "--packing", "pad"], "--stride goes with --packing concat alone, not pad"),
+        (["run", "--text", "nope.txt"], "nope.txt"),
+        (["run", "--text", "a.txt", "--data", "b"], "--text a.txt and --data b: one of them is scored"),
+        (["run", "--task", "nope"], "no task 'nope'"),
+        (["run", "--items", "0"], "--items is 0, it must be at least 1"),
+        (["run", "--file", "a.jsonl"], "--file a.jsonl goes with one --task"),
         (["run", "--device", "tpu"], "device 'tpu' is not on this machine"),
         (["run", "--split", "test"], 'Choose from: "val", "train"'),
         (["run", "--packing", "tight"], 'Choose from: "concat", "document"'),

@@ -4,14 +4,15 @@ import hashlib
 import math
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from quatrain.errors import DataError
+from quatrain.errors import ConfigError, DataError
 from quatrain.inference import scoring
-from quatrain.inference.scoring import data_hash, evaluate, score, scored_targets
+from quatrain.inference.scoring import data_hash, evaluate, evaluate_text, score, scored_targets
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
 from quatrain.tokens.config import PrepareConfig
@@ -267,3 +268,152 @@ def test_the_hash_depends_on_the_ids_alone_not_on_shards_or_their_width(dtype: t
     ids[-1] ^= 1
     assert whole != data_hash(TokenStream([ids.astype(dtype)]), None)
     assert data_hash(TokenStream([ids]), 100) == data_hash(TokenStream([ids[:101]]), None)
+
+
+# Windows that overlap, and what longer context buys
+
+
+@torch.no_grad()
+def strided_one_by_one(model: GPT, ids: list[int], seq_len: int, stride: int, total: int) -> list[float]:
+    """The loss of each target, from a forward over the window in which it is new."""
+    found = []
+    for target in range(1, total + 1):
+        beyond = max(0, target - seq_len)
+        end = min(total, seq_len + -(-beyond // stride) * stride)
+        start = max(0, end - seq_len)
+        logits = model(torch.tensor([ids[start:target]]))[0, -1].double()
+        found.append(float(logits.logsumexp(0) - logits[ids[target]]))
+    return found
+
+
+@pytest.mark.parametrize(("seq_len", "stride"), [(12, 1), (12, 5), (12, 12), (7, 3), (60, 9), (64, 9), (1, 1)])
+@pytest.mark.parametrize("total", [60, 37])
+def test_a_stride_scores_every_target_once_with_the_context_that_it_promises(
+    seq_len: int, stride: int, total: int
+) -> None:
+    model, stream = network(), stream_of()
+    result = score(model, stream, seq_len, "concat", EOT, total, stride=stride)
+    expected = strided_one_by_one(model, stream.read(0, 61).tolist(), seq_len, stride, total)
+    assert result.tokens == total
+    assert result.nats == pytest.approx(sum(expected), rel=1e-6)
+
+
+def test_case_50_the_context_stands_beside_the_number_and_changes_it(sonnets: TokenStore) -> None:
+    model = network(sonnets.vocab_size, 16)
+    found = [
+        evaluate(model, sonnets, seq_len=seq_len, stride=stride) for seq_len, stride in [(16, None), (8, None), (16, 4)]
+    ]
+    assert [(row["seq_len"], row["stride"]) for row in found] == [(16, None), (8, None), (16, 4)]
+    assert len({row["loss"] for row in found}) == len({row["method"] for row in found}) == 3
+    assert "windows of 16 ids that overlap, the last 4 targets of each scored" in found[2]["method"]
+
+
+@pytest.mark.parametrize(("stride", "packing"), [(0, "concat"), (13, "concat"), (4, "document"), (4, "pad")])
+def test_a_stride_that_cannot_be_is_refused(stride: int, packing: str) -> None:
+    with pytest.raises(ConfigError, match=f"stride is {stride}"):
+        score(network(), stream_of(), 12, packing, EOT, stride=stride)
+
+
+@pytest.mark.parametrize("packing", ["concat", "document"])
+def test_the_loss_by_position_is_that_of_the_targets_with_so_much_before_them(packing: str) -> None:
+    model, stream = network(), stream_of()
+    ids = stream.read(0, 61).tolist()
+    losses = one_by_one(model, ids, 12, packing, 60)
+    before = []
+    for target in range(1, 61):
+        start = (target - 1) // 12 * 12
+        if packing == "document":
+            start = max([start, *(place for place in range(start, target) if ids[place] == EOT)])
+        before.append(target - start)
+    rows = score(model, stream, 12, packing, EOT).by_position()
+    assert [row["context_from"] for row in rows] == [1, 2, 4, 8]
+    assert sum(row["tokens"] for row in rows) == 60
+    for row in rows:
+        among = [loss for loss, n in zip(losses, before, strict=True) if row["context_from"] <= n <= row["context_to"]]
+        assert row["tokens"] == len(among)
+        assert row["loss"] == pytest.approx(np.mean(among), rel=1e-6)
+
+
+def test_the_standard_error_is_that_of_rows_and_that_of_a_mean_where_rows_hold_one_target() -> None:
+    model, stream = network(), stream_of()
+    single = score(model, stream, 1, "concat", EOT)
+    losses = np.array(one_by_one(model, stream.read(0, 61).tolist(), 1, "concat", 60))
+    assert single.standard_error == pytest.approx(losses.std(ddof=1) / math.sqrt(60), rel=1e-5)
+    rows = np.array(one_by_one(model, stream.read(0, 61).tolist(), 12, "concat", 60)).reshape(5, 12).mean(axis=1)
+    assert score(model, stream, 12, "concat", EOT).standard_error == pytest.approx(
+        rows.std(ddof=1) / math.sqrt(5), rel=1e-5
+    )
+    assert score(model, stream, 60, "concat", EOT).standard_error is None
+
+
+def test_a_standard_error_covers_the_truth_as_often_as_it_says() -> None:
+    """Rows with a mean of their own: 95 % intervals from rows hold the truth, those from single targets do not."""
+    from quatrain.inference.tally import Tally
+
+    generator = np.random.default_rng(0)
+    covered, naive = 0, 0
+    for _ in range(200):
+        losses = 3 + generator.normal(0, 1, (40, 1)) + generator.normal(0, 1, (40, 16))
+        tally = Tally(1)
+        tally.add(losses.sum(axis=1, keepdims=True), np.full((40, 1), 16.0))
+        away = abs(tally.loss(0) - 3)
+        covered += away < 1.96 * tally.standard_error(0)
+        naive += away < 1.96 * losses.std() / math.sqrt(losses.size)
+    assert 180 <= covered <= 198
+    assert naive < 140
+
+
+# Any text file
+
+
+def test_a_text_file_is_scored_as_the_split_of_its_documents_is(sonnets: TokenStore, tmp_path: Path) -> None:
+    from quatrain.text.reading import read_texts
+    from quatrain.text.sources import find_sources
+
+    texts = [text.decode() for text in read_texts(find_sources(["corpus:sonnets"])[0][0])]
+    model = network(sonnets.vocab_size, 16)
+    (tmp_path / "eighth.txt").write_text(texts[7], encoding="utf-8")
+    found, split = evaluate_text(model, sonnets.tokenizer, tmp_path / "eighth.txt"), evaluate(model, sonnets)
+    assert (found["text"], found["split"], found["fingerprint"]) == ("eighth.txt", None, None)
+    for key in (
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+        "tokens",
+        "bytes",
+        "data_hash",
+        "standard_errors",
+        "by_position",
+    ):
+        assert found[key] == split[key], key
+
+
+def test_a_text_that_the_tokenizer_cannot_spell_names_file_and_character(sonnets: TokenStore, tmp_path: Path) -> None:
+    (tmp_path / "foreign.txt").write_text("日本", encoding="utf-8")
+    with pytest.raises(DataError, match=r"foreign\.txt: character '日'"):
+        evaluate_text(network(sonnets.vocab_size, 16), sonnets.tokenizer, tmp_path / "foreign.txt")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match="no document with text"):
+        evaluate_text(network(sonnets.vocab_size, 16), sonnets.tokenizer, tmp_path / "empty.txt")
+
+
+def test_case_47_the_loss_of_named_validation_data_does_not_depend_on_what_else_was_prepared(tmp_path: Path) -> None:
+    """Three files to train on or four; where the validation set is another one, its hash says so."""
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(" ".join(f"word{number * 1000 + place}" for place in range(60)))
+    (tmp_path / "val.txt").write_text("validation text that never changes " * 5)
+    found = []
+    for count in (3, 4):
+        sources = [str(tmp_path / f"{number}.txt") for number in range(count)]
+        config = PrepareConfig(tokenizer="bytes", val=(str(tmp_path / "val.txt"),))
+        prepare(sources, tmp_path / f"store{count}", config)
+        found.append(evaluate(network(257), TokenStore(tmp_path / f"store{count}")))
+    three, four = found
+    assert (three["loss"], three["data_hash"]) == (four["loss"], four["data_hash"])
+    assert three["fingerprint"] != four["fingerprint"]
+    prepare(
+        [str(tmp_path / f"{n}.txt") for n in range(4)],
+        tmp_path / "last",
+        PrepareConfig(tokenizer="bytes", val_docs=(3,)),
+    )
+    assert evaluate(network(257), TokenStore(tmp_path / "last"))["data_hash"] != four["data_hash"]

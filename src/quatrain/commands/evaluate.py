@@ -1,27 +1,45 @@
-"""quatrain evaluate: loss, perplexity and bits per byte of a run."""
+"""quatrain evaluate: loss, perplexity and bits per byte of a run, and tasks."""
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from quatrain.console import say
+from quatrain.console import progress, say
 from quatrain.errors import ConfigError, DataError, UsageError
+
+if TYPE_CHECKING:
+    from quatrain.inference.tasks import Given
+    from quatrain.model.gpt import GPT
+    from quatrain.recipes.config import RunConfig
+    from quatrain.text.tokenizers import Tokenizer
+    from quatrain.tokens.config import Packing
+
+KEYS = ("loss", "perplexity", "bits_per_byte", "tokens", "seq_len", "packing", "fingerprint")  # None: not asked for
 
 
 def evaluate(
     run: Path,
     *,
     data: Path | None = None,
+    text: Path | None = None,
     split: Literal["val", "train"] = "val",
     max_tokens: int | None = None,
     seq_len: int | None = None,
+    stride: int | None = None,
     packing: Literal["concat", "document", "pad", "best_fit"] | None = None,
+    by_position: Annotated[bool, Parameter(negative=())] = False,
+    task: str = "",
+    file: Path | None = None,
+    items: int | None = None,
+    lm_eval: str = "",
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> dict[str, Any]:
-    """Score a whole split of a store: every target once, in windows that follow each other or in rows of documents.
+    """Score a whole split of a store, or a text file: every target once, in windows or in rows of documents.
 
     Parameters
     ----------
@@ -29,15 +47,30 @@ def evaluate(
         A run folder (its newest whole checkpoint is taken) or one checkpoint folder.
     data
         Folder of the token store. Default: the one that the run was trained on.
+    text
+        Score this file instead (.txt, .jsonl, .parquet, also .gz or .zst), tokenized as the run's data were.
     split
         val or train.
     max_tokens
-        Score only the first targets of the split.
+        Score only the first targets.
     seq_len
         Ids in the inputs of one window. Default: the run's data.seq_len.
+    stride
+        Let windows overlap: each scores its last so many targets, with more context, and takes longer.
     packing
         concat; document: attention and positions restart at each document; pad, best_fit: the same in rows of
         whole documents. Default: the run's.
+    by_position
+        Print the loss by the length of the context, too (--json always holds it).
+    task
+        Tasks to score, too, with commas between them: hellaswag, lambada, blimp, or a .jsonl of your own
+        (docs/evaluate.md). Named ones come from the Hub, once, or from a file: hellaswag=FILE.
+    file
+        The data of the one task that --task names.
+    items
+        Score only the first questions of each task.
+    lm_eval
+        Tasks of lm-eval (extra eval), with commas between them, run in this process: hellaswag,arc_easy.
     precision
         fp32 or bf16.
     device
@@ -46,52 +79,209 @@ def evaluate(
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
     """
-    from quatrain.inference.scoring import evaluate as score
+    loaded = _load(run, device)
+    if text is not None and data is not None:
+        raise UsageError(f"--text {text} and --data {data}: one of them is scored; leave the other out")
+    how = _how(loaded, seq_len, max_tokens, stride, packing)
+    if file is not None and (not task or "," in task or "=" in task):
+        raise UsageError(f"--file {file} goes with one --task by its name, such as --task hellaswag")
+    if items is not None and items < 1:
+        raise ConfigError([f"--items is {items}, it must be at least 1"])
+    given = _tasks(task, file, items)
+    harness = [word.strip() for word in lm_eval.split(",") if word.strip()]
+    if text is not None:
+        result = _of_text(loaded, text, how, precision)
+    else:
+        result = _of_store(loaded, data, split, how, precision, needed=not (given or harness))
+    if "loss" in result:
+        say(_told(result, loaded.checkpoint, max_tokens))
+        if by_position:
+            say(_positions_told(result))
+    if not result.pop("own_data"):
+        say("  these data are not the store that the run was trained on")
+    tasks = {one.task.name: _score_task(loaded, one, precision) for one in given}
+    if harness:
+        from quatrain.interop.harness import run_tasks
+
+        tasks |= run_tasks(loaded.model, loaded.tokenizer, harness, items, precision)
+        say(_harness_told(tasks, harness))
+    return dict.fromkeys(KEYS) | result | {"tasks": tasks, "checkpoint": str(loaded.checkpoint)}
+
+
+def _tasks(words: str, file: Path | None, items: int | None) -> "list[Given]":
+    from quatrain.inference.tasks import named_task
+
+    if Path(words).is_file():  # its name may hold a comma
+        return [named_task(words, file, items)]
+    return [named_task(word.strip(), file, items) for word in words.split(",") if word.strip()]
+
+
+def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "bf16"]) -> dict[str, Any]:
+    """Every score of a task, told as it comes. What is done of it is kept in the run until it is whole."""
+    from quatrain.inference.memory import Memory
+    from quatrain.inference.tasks import endings_of, evaluate_task
+    from quatrain.training.checkpoint import run_of
+
+    run = run_of(loaded.checkpoint)
+    manifest = (loaded.checkpoint / "manifest.json").read_text(encoding="utf-8") if run else ""
+    memory = Memory(run if run and os.access(run, os.W_OK) else None, manifest + loaded.model.device.type)
+    with progress(given.task.name, endings_of(given)) as done:
+        result = evaluate_task(loaded.model, loaded.tokenizer, given, precision, memory, done)
+    assert result is not None
+    memory.forget()
+    say(_task_told(result))
+    return result
+
+
+def _harness_told(tasks: dict[str, Any], names: list[str]) -> str:
+    lines = []
+    for name in (f"lm_eval:{name}" for name in names):
+        for score, facts in tasks[name]["scores"].items():
+            value = f"{facts['value']:.4f}{_error(facts['standard_error'], 4)}"
+            lines.append(f"  {name:20} {score:16} {value:18} of {facts['count']:,}: {facts['method']}")
+    return "\n".join(lines)
+
+
+def _task_told(result: dict[str, Any]) -> str:
+    cut = f", {result['truncated']:,} of them cut to that" if result["truncated"] else ""
+    lines = [
+        f"{result['task']}: {result['count']:,} questions, data {result['data_hash'][:16]}, seen in "
+        f"{result['context_length']:,} ids{cut}, {result['precision']}"
+    ]
+    for name, score in result["scores"].items():
+        value = f"{score['value']:.4f}{_error(score['standard_error'], 4)}"
+        lines.append(f"  {name:20} {value:18} of {score['count']:,}: {score['method']}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A checkpoint and what its run says."""
+
+    checkpoint: Path
+    model: "GPT"
+    tokenizer: "Tokenizer"
+    trained: "RunConfig | None"
+    fingerprint: str | None  # of the data it was trained on
+
+
+@dataclass(frozen=True)
+class _How:
+    """How targets are scored."""
+
+    seq_len: int
+    packing: "Packing"
+    max_tokens: int | None
+    stride: int | None
+
+
+def _load(run: Path, device: str) -> _Loaded:
     from quatrain.model.device import pick_device
     from quatrain.model.pretrained import load_folder_tokenizer, load_model
     from quatrain.recipes.resolve import resolve
-    from quatrain.tokens.store import TokenStore
     from quatrain.training.checkpoint import find_checkpoint, read_state, run_of
 
+    where = pick_device(device)
     checkpoint = find_checkpoint(run, say)
     trained_in = run_of(checkpoint)
-    trained = resolve(str(trained_in / "recipe.toml"))[0] if trained_in else None
-    folder = str(data or (trained.data.store if trained else ""))
-    if not folder:
-        raise UsageError(f"{run} is not part of a run of ours, so its data are unknown; name a store with --data")
-    store = TokenStore(folder)
-    if load_folder_tokenizer(checkpoint).sha256 != store.tokenizer.sha256:
-        raise DataError(
-            f"{store.folder} was made with another tokenizer than {checkpoint}; prepare the text with that one"
-        )
-    model = load_model(checkpoint, pick_device(device))
-    usual = trained.data.seq_len if trained else model.config.block_size
+    return _Loaded(
+        checkpoint,
+        load_model(checkpoint, where),
+        load_folder_tokenizer(checkpoint),
+        resolve(str(trained_in / "recipe.toml"))[0] if trained_in else None,
+        read_state(checkpoint).data_fingerprint if trained_in else None,
+    )
+
+
+def _how(
+    loaded: _Loaded, seq_len: int | None, max_tokens: int | None, stride: int | None, packing: "Packing | None"
+) -> _How:
+    """The settings of a pass, from the flags and the run. Raises `ConfigError` with all that is wrong in them."""
+    trained, block_size = loaded.trained, loaded.model.config.block_size
+    usual = trained.data.seq_len if trained else block_size
     length = usual if seq_len is None else seq_len
-    if not 1 <= length <= model.config.block_size:
-        raise ConfigError([f"--seq-len is {length}, it must be in 1 .. block_size {model.config.block_size}"])
+    packed = packing or (trained.data.packing if trained and stride is None else "concat")
+    mistakes = []
+    if not 1 <= length <= block_size:
+        mistakes.append(f"--seq-len is {length}, it must be in 1 .. block_size {block_size}")
+    elif stride is not None and not 1 <= stride <= length:
+        mistakes.append(f"--stride is {stride}, it must be in 1 .. seq_len {length}")
+    if stride is not None and packed != "concat":
+        mistakes.append(f"--stride goes with --packing concat alone, not {packed}")
     if max_tokens is not None and max_tokens < 1:
-        raise ConfigError([f"--max-tokens is {max_tokens}, it must be at least 1"])
-    packed = packing or (trained.data.packing if trained else "concat")
-    result = score(model, store, split, length, packed, max_tokens, precision)
-    say(_told(result, checkpoint, max_tokens))
-    if trained_in and read_state(checkpoint).data_fingerprint != store.fingerprint:
-        say("  these data are not the store that the run was trained on")
-    return result | {"checkpoint": str(checkpoint)}
+        mistakes.append(f"--max-tokens is {max_tokens}, it must be at least 1")
+    if mistakes:
+        raise ConfigError(mistakes)
+    return _How(length, packed, max_tokens, stride)
+
+
+def _of_text(loaded: _Loaded, text: Path, how: _How, precision: Literal["fp32", "bf16"]) -> dict[str, Any]:
+    from quatrain.inference.scoring import evaluate_text
+
+    return evaluate_text(
+        loaded.model, loaded.tokenizer, text, how.seq_len, how.packing, how.max_tokens, precision, how.stride
+    ) | {"own_data": True}
+
+
+def _of_store(
+    loaded: _Loaded,
+    data: Path | None,
+    split: Literal["val", "train"],
+    how: _How,
+    precision: Literal["fp32", "bf16"],
+    needed: bool,
+) -> dict[str, Any]:
+    """The scores of a split; none where no data are known, and tasks were asked for."""
+    from quatrain.inference.scoring import evaluate as score
+    from quatrain.tokens.store import TokenStore
+
+    folder = str(data or (loaded.trained.data.store if loaded.trained else ""))
+    if not needed and data is None and not (folder and Path(folder).exists()):
+        return {"own_data": True}
+    if not folder:
+        raise UsageError(
+            f"{loaded.checkpoint} is not part of a run of ours, so its data are unknown; name a store with --data, or "
+            f"a file with --text"
+        )
+    store = TokenStore(folder)
+    if loaded.tokenizer.sha256 != store.tokenizer.sha256:
+        raise DataError(
+            f"{store.folder} was made with another tokenizer than {loaded.checkpoint}; prepare the text with that one"
+        )
+    result = score(loaded.model, store, split, how.seq_len, how.packing, how.max_tokens, precision, how.stride)
+    return result | {"own_data": loaded.fingerprint in (None, store.fingerprint)}
 
 
 def _told(result: dict[str, Any], checkpoint: Path, max_tokens: int | None) -> str:
-    whole = "the whole split" if max_tokens is None else f"at most {max_tokens:,} asked for"
+    errors = result["standard_errors"]
+    of, name = ("split", result["split"]) if result["split"] else ("file", result["text"])
+    whole = f"the whole {of}" if max_tokens is None else f"at most {max_tokens:,} asked for"
     per_byte = (
         "n/a (the tokenizer's ids do not each stand for fixed bytes; score the whole split)"
         if result["bits_per_byte"] is None
-        else f"{result['bits_per_byte']:.4f}  (the nats of the eots counted, over {result['bytes']:,} bytes of text)"
+        else f"{result['bits_per_byte']:.4f}{_error(errors['bits_per_byte'], 4)}  "
+        f"(the nats of the eots counted, over {result['bytes']:,} bytes of text)"
     )
+    store = f"store {result['fingerprint'][:16]}, " if result["fingerprint"] else ""
     return (
         f"{checkpoint}\n"
-        f"  loss           {result['loss']:.4f} nats per token\n"
-        f"  perplexity     {result['perplexity']:.2f}\n"
+        f"  loss           {result['loss']:.4f}{_error(errors['loss'], 4)} nats per token\n"
+        f"  perplexity     {result['perplexity']:.2f}{_error(errors['perplexity'], 2)}\n"
         f"  bits per byte  {per_byte}\n"
-        f"  scored         {result['tokens']:,} targets of {result['split']} ({whole}), "
+        f"  scored         {result['tokens']:,} targets of {name} ({whole}), "
         f"rows of {result['seq_len']}, {result['packing']}, {result['precision']}\n"
-        f"  data           {result['fingerprint'][:16]}"
+        f"  method         {result['method']}\n"
+        f"  data           {store}ids {result['data_hash'][:16]}"
     )
+
+
+def _positions_told(result: dict[str, Any]) -> str:
+    lines = ["  ids before the target      loss                targets"]
+    for row in result["by_position"]:
+        context = f"{row['context_from']:,} .. {min(row['context_to'], result['seq_len']):,}"
+        lines.append(f"  {context:>21}  {row['loss']:8.4f}{_error(row['standard_error'], 4):11} {row['tokens']:>13,}")
+    return "\n".join(lines)
+
+
+def _error(error: float | None, digits: int) -> str:
+    return "" if error is None else f" ± {error:.{digits}f}"

@@ -54,10 +54,19 @@ class GPT(nn.Module):
         """
         return self.head(self.hidden(ids, documents, positions))
 
-    def hidden(self, ids: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """The residual stream behind the final norm, (B, T, C)."""
+    def hidden(
+        self,
+        ids: Tensor,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        """The residual stream behind the final norm, (B, T, C).
+
+        A `mask` takes the place of `documents`; under it rows may be of any length, positions may not.
+        """
         T = ids.shape[1]
-        if self.config.block_size < T:
+        if mask is None and self.config.block_size < T:
             raise ValueError(f"{T} ids in a row, the model sees at most block_size {self.config.block_size}")
         if positions is None:
             positions = torch.arange(T, device=ids.device)  # (T,)
@@ -66,7 +75,8 @@ class GPT(nn.Module):
             x = x + self.transformer["wpe"](positions)
         x = F.dropout(x, self.config.dropout, self.training)
         rotation = self._rotation(positions)
-        mask = plan(documents, x.dtype, self.config.head_dim, self.config.dropout if self.training else 0.0)
+        if mask is None:
+            mask = plan(documents, x.dtype, self.config.head_dim, self.config.dropout if self.training else 0.0)
         embedded, first_values = x, None
         for block in cast(nn.ModuleList, self.transformer["h"]):
             x, values = block(x, rotation, mask, embedded, first_values)

@@ -41,7 +41,7 @@ def pin(address: HubAddress, report: Report = say, patience: Patience = AT_START
     if offline():
         return replace(address, revision=offline_copy(address).name)
     try:
-        return replace(address, revision=_attempts(address, patience, report).run(lambda: _commit(address, report)))
+        return replace(address, revision=attempts(address, patience, report).run(lambda: _commit(address, report)))
     except GaveUp as error:
         copy = find_copy(address)
         if copy is not None:
@@ -75,8 +75,8 @@ def read(
     state; after the last try this raises `QuatrainError`, and `DataError` for what another try would not change.
     """
     reader = _Reader(pin(address, report, patience), column, state, report)
-    attempts = _attempts(address, patience, report)
-    while (batch := attempts.run(reader.next)) is not None:
+    trying = attempts(address, patience, report)
+    while (batch := trying.run(reader.next)) is not None:
         yield batch
 
 
@@ -162,7 +162,9 @@ def _content_hash(pattern: str) -> str:
     return found.hexdigest()
 
 
-def _attempts(address: HubAddress, patience: Patience, report: Report) -> Attempts:
+def attempts(address: HubAddress, patience: Patience, report: Report) -> Attempts:
+    """Tries of anything asked of the Hub: what another try may change is tried again, the rest is a `DataError`."""
+
     def judge(error: Exception) -> Cause:
         cause = cause_of(error)
         if cause.kind in ("network", "damage") and not (address.local or offline()):

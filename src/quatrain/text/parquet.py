@@ -40,6 +40,13 @@ def metadata(path: Path) -> pq.FileMetaData:
         return file.metadata
 
 
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Every row of a small file with all its columns. Raises `DataError`."""
+    with _opened(path) as file:
+        for number in range(file.num_row_groups):
+            yield from file.read_row_group(number).to_pylist()
+
+
 def check_sizes(path: Path, size: int, found: pq.FileMetaData, wanted: tuple[int, int], how: Reading) -> None:
     """Raise `DataError` for a row group that declares more rows or bytes than a file of that size can be meant to hold.
 

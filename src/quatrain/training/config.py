@@ -55,6 +55,10 @@ class TrainConfig(Settings):
     micro_batch: int = option(16, "sequences in one forward on one device", "sequences")
     eval_every: int = option(250, "steps between validations; 0: never", "steps")
     eval_tokens: int = option(1_310_720, "targets of one validation; above the split: the whole split", "tokens")
+    eval_tasks: str = option(
+        "", "tasks scored at each validation, with commas between them, as evaluate --task takes them"
+    )
+    eval_items: int = option(0, "only the first questions of each task; 0: all", "questions")
     save_every: int = option(250, "steps between checkpoints; 0: only the last step", "steps")
     keep_last: int = option(3, "newest checkpoints to keep", "checkpoints")
     keep_every: int = option(0, "also keep checkpoints whose step is a multiple of this; 0: none", "steps")
@@ -72,7 +76,9 @@ class TrainConfig(Settings):
     def mistakes(self) -> Iterator[str]:
         """Sentences about values that no run can have."""
         yield from self.at_least(1, ["steps", "tokens_per_step", "micro_batch", "eval_tokens", "keep_last"])
-        yield from self.at_least(0, ["eval_every", "save_every", "keep_every", "samples", "sample_tokens"])
+        yield from self.at_least(
+            0, ["eval_every", "eval_items", "save_every", "keep_every", "samples", "sample_tokens"]
+        )
         yield from self.seed_in_range()
 
 

@@ -50,6 +50,7 @@ from quatrain.training.schedule import learning_rate, momentum
 from quatrain.training.selftest import check_first_batch
 from quatrain.training.signals import StopRequest
 from quatrain.training.step import Step
+from quatrain.training.task_scores import TaskScores
 
 ROWS_CHECKED = 16  # of the first batch, read again from the files
 LEAKED_SHARE = 0.01  # of validation spans found in train: above it a low loss says little
@@ -134,6 +135,7 @@ class Trainer:
         self.at = Progressed()
         self.saved: int | None = None  # the step of the last checkpoint that this process wrote or read
         self.validated: dict[int, float] = {}
+        self.tasks = TaskScores(config.eval_tasks if config.eval_every else "", config.eval_items)
         self.val_hash = data_hash(store.val, config.eval_tokens) if config.eval_every else ""
         self.settings = settings_sha256(model.config, optim, loader.config, replace(config, precision=self.precision))
         self.flops_per_token = flops_per_token(model.config, loader.config.seq_len)
@@ -251,15 +253,18 @@ class Trainer:
                 f"step {self.at.step}: validation loss is {result.loss}; stopped, the last checkpoint is as good as it "
                 f"was. Lower optim.lr or lengthen optim.warmup"
             )
+        tasks = self.tasks.score(self.model, self.store.tokenizer, self.precision, lambda: bool(stop))
+        if tasks is None:
+            return
         samples = self._draw_samples()
-        row = {
+        row: Row = {
             "step": self.at.step,
             "tokens": self.at.tokens,
             "val_loss": result.loss,
             "val_tokens": result.tokens,
             "data_hash": self.val_hash,
             "seconds": round(self.at.seconds, 4),
-        }
+        } | ({"tasks": tasks} if tasks else {})
         self.validated[self.at.step] = result.loss
         self.metrics.append(row)
         self.watcher.validated(row)

@@ -108,6 +108,9 @@ class TerminalWatcher:
     def validated(self, row: Row) -> None:
         loss, tokens = row["val_loss"], row["val_tokens"]
         self.say(f"step {row['step']:>6}/{self.steps}  validation loss {loss:.4f} over {tokens:,} tokens")
+        for name, found in row.get("tasks", {}).items():
+            values = "  ".join(f"{score} {value:.4f}" for score, value in found.items() if isinstance(value, float))
+            self.say(f"    {name}: {values}  ({found['count']:,} questions)")
 
     def sampled(self, rows: list[Row]) -> None:
         for row in rows[:1]:

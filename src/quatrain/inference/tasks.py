@@ -1,0 +1,257 @@
+"""Published tasks and any other of multiple choice: rows to questions, questions to scores that say how they came.
+
+Every score carries its method (text, tokens, normaliser), count, standard error, context length and data hash.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from quatrain.errors import DataError, UsageError, did_you_mean
+from quatrain.inference import items
+from quatrain.inference.endings import NOTHING_KEPT, Answer, Kept, Question, answer, truncated
+from quatrain.inference.items import Item, Row, Way, question_of
+from quatrain.inference.task_data import Published, read_file, read_published, rows_hash
+from quatrain.model.device import Precision
+from quatrain.model.gpt import GPT
+from quatrain.text.tokenizers import Tokenizer
+
+Floats = npt.NDArray[np.float64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task asks: the fields of its rows, and the ways in which it is published."""
+
+    name: str
+    fields: tuple[str, ...]
+    ways: tuple[Way, ...]
+    published: Published | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number and all that it depends on."""
+
+    value: float
+    standard_error: float | None
+    count: int
+    method: str
+    context_length: int
+    data_hash: str
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "hellaswag",
+            ("activity_label", "ctx_a", "ctx_b", "ctx", "endings", "label"),
+            (
+                Way("raw", "ctx + ' ' + ending, tokenized apart", items.hellaswag_raw, False, ("sum", "mean")),
+                Way(
+                    "lm_eval",
+                    "activity_label: ctx_a Ctx_b without brackets, tokenized with the ending",
+                    items.hellaswag_cleaned,
+                    True,
+                    ("acc", "acc_norm"),
+                ),
+            ),
+            Published(
+                "Rowan/hellaswag",
+                "218ec52e09a7e7462a5400043bb9a69a41d06b76",
+                "data/validation-*.parquet",
+                (
+                    (
+                        "data/validation-00000-of-00001.parquet",
+                        "899813071e1e95efafec90f856e1987d2150fa4d020fc005df6962c259f660cd",
+                    ),
+                ),
+            ),
+        ),
+        Task(
+            "lambada",
+            ("text",),
+            (Way("lm_eval", "last word after the words before it", items.lambada, True, ("greedy", "perplexity")),),
+            Published(
+                "EleutherAI/lambada_openai",
+                "900124bf3b8235c6daf21033af9948b3f07346c4",
+                "data/lambada_test.jsonl",
+                (("data/lambada_test.jsonl", "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"),),
+            ),
+        ),
+        Task(
+            "blimp",
+            ("sentence_good", "sentence_bad"),
+            (Way("lm_eval", "eot + ' ' + sentence", items.blimp, True, ("acc", "by_group")),),
+            Published("nyu-mll/blimp", "877fba0801ffb7cbd8c39c1ff314a46f053f6036", "*/train-*.parquet"),
+        ),
+    )
+}
+OWN_FIELDS = ("context", "endings", "label", "delimiter", "group")
+OWN_WAY = Way(
+    "own", "context + delimiter + ending, tokenized together", items.own, True, ("acc", "mean", "acc_norm", "by_group")
+)
+
+
+class Given(NamedTuple):
+    """A task with its rows."""
+
+    task: Task
+    rows: list[Row]
+    data_hash: str
+
+
+def named_task(word: str, file: Path | None = None, count: int | None = None) -> Given:
+    """The task that a word names, `NAME`, `NAME=FILE` or `FILE`; of the first `count` rows if given.
+
+    A named task without a file is fetched from the Hub, once. Raises `UsageError` and `DataError`.
+    """
+    name, equals, path = word.partition("=")
+    if name in TASKS and (equals or file is None or word == name):
+        task, place = TASKS[name], Path(path) if equals else file
+    elif Path(word).exists() and file is None:
+        task, place = Task(Path(word).name, OWN_FIELDS, (OWN_WAY,)), Path(word)
+    else:
+        raise UsageError(f"no task '{word}'{did_you_mean(name, TASKS)}; there is {', '.join(TASKS)}, or a .jsonl file")
+    if place is None:
+        assert task.published is not None
+        rows = read_published(task.published)
+    else:
+        rows = read_file([place])
+    rows = rows[:count] if count else rows
+    for number, row in enumerate(rows, start=1):
+        try:
+            for way in task.ways:
+                way.item(row)
+        except DataError as error:
+            raise DataError(f"{place or word}: question {number}: {error}") from error
+    return Given(task, rows, rows_hash(rows, task.fields))
+
+
+def shard(everything: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
+    """What a rank scores: the shards of all ranks hold each thing once, and differ in length by at most one."""
+    return everything[rank::world_size]
+
+
+def evaluate_task(
+    model: GPT,
+    tokenizer: Tokenizer,
+    given: Given,
+    precision: Precision = "fp32",
+    memory: "Callable[[str], Kept]" = lambda key: NOTHING_KEPT,
+    done: Callable[[int], None] = lambda count: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    ranks: tuple[int, int] = (0, 1),
+    gather: Callable[[Floats], Floats] = lambda outcomes: outcomes,
+) -> dict[str, Any] | None:
+    """Every score of a task by name, and what it was measured on; None if told to stop.
+
+    `ranks` are rank and world size; `gather` then gives the outcomes (questions, scores) of all ranks, in any order.
+    `memory` keeps the answers of a way's batches under a key that names all they depend on, but the model.
+    """
+    scores: dict[str, Score] = {}
+    cut = 0
+    for way in given.task.ways:
+        rows = shard(given.rows, *ranks)
+        asked = [way.item(row) for row in rows]
+        questions = [_encoded(item, tokenizer, way, model.config.block_size) for item in asked]
+        cut = max(cut, sum(truncated(question, model.config.block_size) for question in questions))
+        key = _key(given, way, tokenizer, precision, ranks)
+        answers = answer(model, questions, precision, memory(key), done, should_stop)
+        if answers is None:
+            return None
+        names = [name for name in way.scores if name != "by_group"]
+        outcomes = [[OUTCOMES[name](*each) for name in names] for each in zip(asked, questions, answers, strict=True)]
+        table = gather(np.array(outcomes, dtype=np.float64).reshape(-1, len(names)))
+        for column, name in enumerate(names):
+            said = f"{way.said}; {SAID[name]}"
+            scores[f"{way.name}_{name}"] = _scored(name, table[:, column], said, model, given.data_hash)
+        if "by_group" in way.scores and ranks[1] == 1:
+            scores |= _by_group(way, [item.group for item in asked], table[:, 0], model, given.data_hash)
+    return {
+        "task": given.task.name,
+        "count": len(given.rows),
+        "truncated": cut,
+        "context_length": model.config.block_size,
+        "precision": precision,
+        "data_hash": given.data_hash,
+        "scores": {name: asdict(score) for name, score in scores.items()},
+    }
+
+
+def endings_of(given: Given, world_size: int = 1) -> int:
+    """How many endings one rank scores, about: the total of `done`."""
+    return sum(len(way.item(row).choices) for way in given.task.ways for row in given.rows) // world_size
+
+
+def _encoded(item: Item, tokenizer: Tokenizer, way: Way, block_size: int) -> Question:
+    question = question_of(item, tokenizer, way.joined)
+    longest = max(map(len, question.endings))
+    if longest > block_size:
+        raise DataError(f"an ending has {longest} ids, and the model sees at most block_size {block_size} of them")
+    return question
+
+
+def _key(given: Given, way: Way, tokenizer: Tokenizer, precision: Precision, ranks: tuple[int, int]) -> str:
+    facts = [given.task.name, way.name, given.data_hash, tokenizer.sha256, precision, *ranks]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def predicted(item: Item, question: Question, found: Answer, normaliser: str) -> int:
+    """The place of the likeliest ending, the first of equals. An empty one has no mean: it is never chosen by one."""
+    sizes = {
+        "sum": [1] * len(item.choices),
+        "mean": [len(ending) for ending in question.endings],
+        "acc_norm": [len(choice) for choice in item.choices],
+    }[normaliser]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.array(found.logprobs) / np.array(sizes, dtype=np.float64)
+    return int(np.argmax(np.where(np.isnan(scaled), -np.inf, scaled)))
+
+
+def _right(normaliser: str) -> Callable[[Item, Question, Answer], float]:
+    return lambda item, question, found: float(predicted(item, question, found, normaliser) == item.label)
+
+
+OUTCOMES: dict[str, Callable[[Item, Question, Answer], float]] = {
+    "sum": _right("sum"),
+    "acc": _right("sum"),
+    "mean": _right("mean"),
+    "acc_norm": _right("acc_norm"),
+    "greedy": lambda item, question, found: float(found.greedy[item.label]),
+    "perplexity": lambda item, question, found: -found.logprobs[item.label],
+}
+SAID = {
+    "sum": "share right by the sum of log-probabilities",
+    "acc": "share right by the sum of log-probabilities",
+    "mean": "share right by the mean log-probability of a token",
+    "acc_norm": "share right by the log-probability divided by the characters of the ending",
+    "greedy": "share of words that greedy decoding gives",
+    "perplexity": "e to the mean nats of a word",
+}
+
+
+def _scored(name: str, outcomes: Floats, said: str, model: GPT, data_hash: str) -> Score:
+    value = float(outcomes.mean())
+    error = float(outcomes.std(ddof=1) / np.sqrt(len(outcomes))) if len(outcomes) > 1 else None
+    if name == "perplexity":
+        value = float(np.exp(min(value, 700.0)))
+        error = None if error is None else value * error  # to first order
+    return Score(value, error, len(outcomes), said, model.config.block_size, data_hash)
+
+
+def _by_group(way: Way, groups: list[str], outcomes: Floats, model: GPT, data_hash: str) -> dict[str, Score]:
+    found = {}
+    for group in sorted(set(groups) - {""}):
+        among = outcomes[[name == group for name in groups]]
+        said = f"{way.said}; {SAID['acc']}, of the group {group} alone"
+        found[f"{way.name}_acc_{group}"] = _scored("acc", among, said, model, data_hash)
+    return found
