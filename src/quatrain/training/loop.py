@@ -204,6 +204,7 @@ class Trainer:
         valid = self.loader.valid(self.at.rows, self.rows_per_step)
         self.model.train()
         result = self.step(step, lr, micro_batches, valid, momentum(step, self.optim))
+        self.optimizer.zero_grad(set_to_none=True)  # validation, samples and saving take the gradients' memory
         seconds = time.perf_counter() - started
         self.at = Progressed(
             step + 1,
