@@ -1,7 +1,6 @@
 """quatrain serve: a completions API of a run's model, and its page."""
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +8,7 @@ from cyclopts import Parameter
 
 from quatrain.console import say
 from quatrain.errors import ConfigError, DataError, QuatrainError, UsageError
+from quatrain.web.live import PORT, needs_libraries
 
 if TYPE_CHECKING:
     from quatrain.web.asking import Limits
@@ -22,7 +22,7 @@ def serve(
     run: Path,
     *others: Path,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: int = PORT,
     token: str | None = None,
     allow_host: Annotated[list[str] | None, Parameter(negative=())] = None,
     dtype: Literal["fp32", "bf16", "int8"] = "fp32",
@@ -74,9 +74,7 @@ def serve(
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
     """
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"quatrain serve needs the library '{missing[0]}': pip install 'quatrain[serve]'")
+    needs_libraries("quatrain serve")
     _check(slots=slots, queue=queue, samples=samples, max_tokens=max_tokens, max_body=max_body)
     _check(timeout=timeout, body_timeout=body_timeout)
     absent = [other for other in others if not other.is_dir()]

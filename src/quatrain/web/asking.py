@@ -134,7 +134,7 @@ def _sampling(fields: Fields, serving: "Serving") -> SamplingConfig:
             top_k=top_k if top_k is None else min(top_k, serving.vocab_size),
             top_p=_get(fields, "top_p", _number, 1.0),
             stop=_get(fields, "stop", _stops, ()),
-            seed=_get(fields, "seed", _int, secrets.randbelow(2**63)),
+            seed=_get(fields, "seed", _int, secrets.randbelow(2**53)),
             min_p=_get(fields, "min_p", _number, 0.0),
             repetition_penalty=_get(fields, "repetition_penalty", _penalty, 1.0),
             logprobs=_get(fields, "logprobs", _count, None),

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -22,17 +21,21 @@ ENDING_SECONDS = 5  # until requests under way have been told that the server en
 SLOW_HEAD = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket that listens; port 0 takes a free one. Raises `UsageError` that names the port and what to do."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"port {port} of {host} is in use; give another one (0 takes one that is free)") from error
+            raise UsageError(
+                f"port {port} of {host} is in use; give another with {option} (0: one that is free)"
+            ) from error
         found = error.strerror or str(error)
-        raise UsageError(f"cannot listen on {host}, port {port} ({found}); give another --host or port") from error
+        raise UsageError(
+            f"cannot listen on {host}, port {port} ({found}); give another with --host or {option}"
+        ) from error
     except OverflowError as error:
-        raise UsageError(f"port {port} is none; expected 0 .. 65535") from error
+        raise UsageError(f"{option} is {port}, it must be in 0 .. 65535") from error
 
 
 def address(host: str, port: int) -> str:
@@ -123,8 +126,3 @@ class Patient(H11Protocol):
         if not self.transport.is_closing():
             self.transport.write(SLOW_HEAD)
             self.transport.close()
-
-
-def is_main_process() -> bool:
-    """Whether this is the process of a distributed launch that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
