@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from quatrain.web.completions import complete, list_models, one_model
-from quatrain.web.guard import Door, Guard
+from quatrain.web.guard import HEADERS, Door, Guard
 from quatrain.web.refusals import Refused, refuse
 
 if TYPE_CHECKING:
@@ -60,4 +60,5 @@ async def health(request: Request) -> Response:
 async def failed(request: Request, error: Exception) -> Response:
     """A mistake of ours: the client learns that it is not its own, the terminal which one it is."""
     print(f"error: {request.method} failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
-    return Refused(500, "the server failed at this request; it has said more on its terminal").response()
+    message = "the server failed at this request; it has said more on its terminal"
+    return Refused(500, message, headers=HEADERS | {"cache-control": "no-store"}).response()  # the guard is further in
