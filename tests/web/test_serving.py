@@ -241,8 +241,8 @@ def test_a_failure_is_told_to_all_that_wait_and_the_next_request_is_answered(mon
     assert piece.text == generate(MODEL, BYTES, "ab", SamplingConfig(max_tokens=20, seed=5))[0].text
     told = capsys.readouterr().err
     assert told == (
-        "error: the engine failed (RuntimeError: out of memory); 4 samples were lost and their requests answered with "
-        "500; the server goes on\n"
+        "error: the engine failed (RuntimeError: out of memory); requests that were lost, and answered with 500: 4; "
+        "the server goes on\n"
     )
 
 
