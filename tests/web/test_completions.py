@@ -327,7 +327,7 @@ WRONG = [
     ({"logit_bias": {}}, "'logit_bias' is not supported"),
     ({"presence_penalty": 0.1}, "'presence_penalty' is not supported, only 0"),
     ({"frequency_penalty": False}, "'frequency_penalty' is not supported, only 0"),
-    ({"temprature": 1}, r"no field 'temprature' \(did you mean 'temperature'\?\)"),
+    ({"temperatures": 1}, r"no field 'temperatures' \(did you mean 'temperature'\?\)"),
     ({"messages": []}, "no field 'messages'"),
 ]
 
