@@ -31,12 +31,12 @@ def chosen_by_numpy(
         kept.append(token)
         held += probabilities[token]
     passed = 0.0
-    for token in kept:
+    for token in sorted(kept):
         passed += probabilities[token] / held
         nearest = min(nearest, abs(passed - draw))
         if passed > draw:
             return token, nearest
-    return kept[-1], nearest
+    return max(kept), nearest
 
 
 @given(
@@ -66,6 +66,15 @@ def test_rows_are_chosen_independently() -> None:
 def test_greedy_takes_the_likeliest_and_of_equals_the_smallest_id(temperature: float, top_p: float) -> None:
     logits = torch.tensor([[0.0, 3.0, -1.0, 3.0], [9.0, 8.0, 7.0, 6.0]])
     assert choose(logits, torch.tensor([0.0, 0.999]), temperature, None, top_p).tolist() == [1, 0]
+
+
+def test_ids_that_change_places_by_rounding_change_no_draw() -> None:
+    logits = torch.tensor([0.0, 2.0, 2.0, 1.0, 2.0])
+    moved = logits + torch.tensor([0.0, 3e-6, -3e-6, 0.0, 1e-6])
+    grid = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    for settings in ({}, {"top_p": 0.99}, {"top_k": 4}, {"min_p": 0.3}):
+        one, other = (choose(row.expand(len(grid), 5), grid, 0.7, **settings) for row in (logits, moved))
+        assert torch.equal(one, other)
 
 
 def test_a_huge_temperature_makes_all_ids_alike() -> None:
@@ -147,9 +156,9 @@ def test_the_shortlist_is_enough_where_the_model_is_sure(monkeypatch: pytest.Mon
     logits[:, 7] = 20.0
     monkeypatch.setattr(drawing, "SHORTLIST", 16)
     monkeypatch.setattr(Tensor, "sort", _no_long_sort(Tensor.sort))
-    assert choose(logits, torch.tensor([0.1, 0.9]), 1.0).tolist() == [7, 7]
+    assert choose(logits, torch.tensor([0.1, 0.9]), 1.0, top_p=0.9).tolist() == [7, 7]
     with pytest.raises(AssertionError):
-        choose(torch.zeros(1, 5000), torch.tensor([0.5]), 1.0)  # and not where it is not
+        choose(torch.zeros(1, 5000), torch.tensor([0.5]), 1.0, top_p=0.9)  # and not where it is not
 
 
 def _no_long_sort(sort):

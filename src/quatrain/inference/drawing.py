@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SHORTLIST = 512  # likeliest ids that are sorted first: mostly the draw falls among them
+SHORTLIST = 512  # likeliest ids that are sorted first: mostly cuts fall among them
 
 
 class TokenLogprob(NamedTuple):
@@ -27,70 +27,64 @@ def choose(
 ) -> Tensor:
     """The next id of each row, int64 (B,), from fp32 logits (B, V) and draws in [0, 1) (B,).
 
-    The id at which the cumulative probability passes the draw, over the ids sorted by probability (ties: the
-    smaller id first), so that top_k, top_p and min_p are prefixes. Computed in fp64 on the CPU: logits that differ
-    by rounding give another id only where the draw falls within that rounding of a border.
+    Of the ids that top_k, top_p and min_p leave, in the order of their numbers, the one at which the cumulative
+    probability passes the draw. Computed in fp64 on the CPU: logits that differ by rounding give another id only
+    where the draw falls within that rounding of a border. (In the order of probability it would not be so: two ids
+    that are nearly as likely as each other would change places.)
     """
     if temperature == 0 or top_p == 0:
         return logits.argmax(dim=-1)
     # Subtracting the maximum first keeps the division finite at any temperature.
     scaled = (logits - logits.max(dim=-1, keepdim=True).values).cpu().double() / temperature
-    probabilities, draws = scaled.softmax(dim=-1), draws.double().cpu()  # (B, V)
-    cuts = top_k, top_p, min_p
-    if probabilities.shape[1] > 2 * SHORTLIST:
-        chosen, certain = _among_likeliest(probabilities, draws, *cuts)
-        if certain.all():
-            return chosen
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    place, _ = _place(ordered, draws, nucleus(ordered, *cuts))
-    return order.gather(1, place).squeeze(1)
+    probabilities = scaled.softmax(dim=-1)  # (B, V)
+    if top_k is not None or top_p < 1 or min_p:
+        probabilities *= drawable(probabilities, top_k, top_p, min_p)
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # The product with a draw just below 1 may be rounded up to the total, which no id passes.
+    border = torch.minimum(draws.double().cpu().unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulative <= border).sum(dim=-1)
 
 
-def _among_likeliest(
-    probabilities: Tensor, draws: Tensor, top_k: int | None, top_p: float, min_p: float
-) -> tuple[Tensor, Tensor]:
-    """The same from the likeliest ids alone (B,), and for which rows this is certain: a whole sort costs more."""
-    found = probabilities.topk(SHORTLIST, dim=-1)
+def drawable(probabilities: Tensor, top_k: int | None, top_p: float, min_p: float) -> Tensor:
+    """The ids that may be drawn, bool (B, V): of equally likely ones at a cut the smaller."""
+    V = probabilities.shape[1]
+    for count in (max(SHORTLIST, (top_k or 0) + 1), V):
+        ordered, order = _likeliest(probabilities, count)
+        others = 1 - ordered.sum(dim=-1, keepdim=True)
+        kept = nucleus(ordered, top_k, top_p, min_p, others)
+        # Of ids as likely as the last of the list, smaller ones may have been left out.
+        if count >= V or not (kept & (ordered == ordered[:, -1:])).any():
+            break
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter_(1, order, kept)
+
+
+def _likeliest(probabilities: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The likeliest and their ids, (B, count) or all; of equals the smaller id first. A whole sort costs more."""
+    if count >= probabilities.shape[1]:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        return ordered, order
+    found = probabilities.topk(count, dim=-1)
     order, by_id = found.indices.sort(dim=-1)
     ordered, by_size = found.values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
-    order = order.gather(1, by_size)
-    whole = torch.cat([ordered, (1 - ordered.sum(dim=-1, keepdim=True)).clamp(min=0)], dim=-1)  # the last: all others
-    least = ordered[:, -1:]
-    # top_p looks at what is before, so that all others may stand as one; min_p would take their sum for one id's.
-    kept = nucleus(whole, None if top_k is None else min(top_k, SHORTLIST), top_p, min_p)
-    kept[:, -1:] &= least >= min_p * ordered[:, :1]
-    place, cut_short = _place(whole, draws, kept)
-    at = whole.gather(1, place)
-    # Of ids as likely as the last of the list, smaller ones may have been left out.
-    certain = (place < SHORTLIST) & (at > least)
-    if top_k is not None and top_k > SHORTLIST:
-        certain &= False
-    elif top_p < 1 or min_p:
-        certain &= ~kept[:, -1:] & (cut_short > least)
-    chosen = order.gather(1, place.clamp(max=SHORTLIST - 1))
-    return chosen.squeeze(1), certain.squeeze(1)
+    return ordered, order.gather(1, by_size)
 
 
-def _place(ordered: Tensor, draws: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the cumulative probability of what is kept passes the draw (B, 1), and the least kept (B, 1)."""
-    cumulative = (ordered * kept).cumsum(dim=-1)
-    place = (cumulative <= draws.unsqueeze(1) * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    last = kept.sum(dim=-1, keepdim=True) - 1
-    return torch.minimum(place, last), ordered.gather(1, last)
+def nucleus(
+    ordered: Tensor, top_k: int | None, top_p: float, min_p: float = 0.0, others: Tensor | float = 0.0
+) -> Tensor:
+    """Which of the sorted probabilities (B, N) may be drawn, bool (B, N): at least the first.
 
-
-def nucleus(probabilities: Tensor, top_k: int | None, top_p: float, min_p: float = 0.0) -> Tensor:
-    """Which of the sorted probabilities (B, V) may be drawn, bool (B, V): at least the first.
-
-    top_p is a share of what top_k leaves, as in transformers; min_p is a share of the likeliest id's probability.
+    `others` is what the ids beyond the list hold. top_p is a share of what top_k leaves, as in transformers; min_p is
+    a share of the likeliest id's probability.
     """
-    among = torch.ones_like(probabilities, dtype=torch.bool)
+    among = torch.ones_like(ordered, dtype=torch.bool)
     if top_k is not None:
         among[:, top_k:] = False
-    drawable = probabilities * among
-    before = drawable.cumsum(dim=-1) - drawable  # what the likelier ids hold together
-    kept = among & (before < top_p * drawable.sum(dim=-1, keepdim=True))
-    kept &= probabilities >= min_p * probabilities[:, :1]
+    left = ordered * among
+    before = left.cumsum(dim=-1) - left  # what the likelier ids hold together
+    kept = among & (before < top_p * (left.sum(dim=-1, keepdim=True) + (others if top_k is None else 0.0)))
+    kept &= ordered >= min_p * ordered[:, :1]
     kept[:, 0] = True
     return kept
 
