@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from quatrain.inference.endings import answer
+from quatrain.inference.forward import Forward
 from quatrain.inference.items import Row, question_of
 from quatrain.inference.tasks import TASKS, named_task, predicted
 from quatrain.model.config import ModelConfig
@@ -69,7 +70,7 @@ def ours(model: GPT, rows: list[Row], tokenizer: Tokenizer, way: str) -> Labels:
     items = [chosen.item(row) for row in rows]
     questions = [question_of(item, tokenizer, chosen.joined) for item in items]
     second = "mean" if way == "raw" else "acc_norm"
-    answers = answer(model, questions)
+    answers = answer(Forward(model), questions)
     asked = zip(items, questions, answers, strict=True)
     return [(predicted(*each, "sum"), predicted(*each, second)) for each in asked]
 

@@ -24,6 +24,7 @@ from hub_server import Repo, serving
 from quatrain.errors import DataError, UsageError
 from quatrain.inference import endings, tasks
 from quatrain.inference.endings import Question, answer
+from quatrain.inference.forward import Forward
 from quatrain.inference.items import hellaswag_cleaned, question_of
 from quatrain.inference.memory import Memory
 from quatrain.inference.tasks import TASKS, evaluate_task, named_task, predicted, shard
@@ -123,7 +124,7 @@ def test_hellaswag_predicts_what_straight_loops_predict(block_size: int, tmp_pat
     for way, loop in zip(task.ways, loops, strict=True):
         asked = [way.item(row) for row in rows]
         questions = [question_of(item, tokenizer, way.joined) for item in asked]
-        answers = answer(model, questions)
+        answers = answer(Forward(model), questions)
         for column, (score, normaliser) in enumerate(zip(way.scores, way.scores, strict=True)):
             ours = [
                 predicted(*each, "sum" if normaliser == "acc" else normaliser)
@@ -156,7 +157,7 @@ def test_every_answer_is_that_of_its_row_alone(changes: dict) -> None:
         sizes = generator.integers(1, 9, generator.integers(1, 6))
         context = tuple(generator.integers(0, 50, generator.integers(1, 25)).tolist())
         questions.append(Question(context, tuple(tuple(generator.integers(0, 50, n).tolist()) for n in sizes)))
-    for question, found in zip(questions, answer(model, questions), strict=True):
+    for question, found in zip(questions, answer(Forward(model), questions), strict=True):
         for ending, logprob, greedy in zip(question.endings, found.logprobs, found.greedy, strict=True):
             expected = alone(model, list(question.context), list(ending))
             assert logprob == pytest.approx(expected[0], abs=2e-4)
@@ -167,14 +168,14 @@ def test_the_comparison_bites_where_endings_see_each_other(monkeypatch: pytest.M
     model = network(50, 24)
     question = Question((1, 2, 3), ((4, 5, 6), (7, 8, 9)))
     expected = alone(model, [1, 2, 3], [7, 8, 9])[0]
-    assert answer(model, [question])[0].logprobs[1] == pytest.approx(expected, abs=1e-4)
+    assert answer(Forward(model), [question])[0].logprobs[1] == pytest.approx(expected, abs=1e-4)
     monkeypatch.setattr(endings, "_mask", lambda rows, branches: endings.Causal())
-    assert abs(answer(model, [question])[0].logprobs[1] - expected) > 1e-2
+    assert abs(answer(Forward(model), [question])[0].logprobs[1] - expected) > 1e-2
 
 
 def test_an_empty_ending_is_certain_and_an_ending_longer_than_the_model_is_refused(tmp_path: Path) -> None:
     model = network(257, 24)
-    assert answer(model, [Question((1,), ((), (2,)))])[0].logprobs[0] == 0.0
+    assert answer(Forward(model), [Question((1,), ((), (2,)))])[0].logprobs[0] == 0.0
     (tmp_path / "long.jsonl").write_text(json.dumps({"context": "a", "endings": ["b" * 24], "label": 0}))
     with pytest.raises(DataError, match="an ending has 25 ids, and the model sees at most block_size 24"):
         evaluate_task(model, ByteTokenizer(), named_task(str(tmp_path / "long.jsonl")))
@@ -183,8 +184,8 @@ def test_an_empty_ending_is_certain_and_an_ending_longer_than_the_model_is_refus
 def test_case_49_a_question_draws_nothing_and_puts_the_mode_back() -> None:
     model = network(50, 24, dropout=0.5).train()
     before = torch.get_rng_state()
-    first = answer(model, [Question((1, 2), ((3,), (4, 5)))])
-    assert first == answer(model, [Question((1, 2), ((3,), (4, 5)))])
+    first = answer(Forward(model), [Question((1, 2), ((3,), (4, 5)))])
+    assert first == answer(Forward(model), [Question((1, 2), ((3,), (4, 5)))])
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
 

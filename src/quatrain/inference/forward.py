@@ -50,6 +50,8 @@ class Forward:
         documents: Tensor | None = None,
     ) -> Tensor:
         """The residual stream behind the final norm, (B T, C), for ids (B, T); the rest as for `GPT.hidden`."""
+        if mask is None and ids.shape[1] > self.config.block_size:
+            raise ValueError(f"{ids.shape[1]} ids in a row, the model sees at most block_size {self.config.block_size}")
         if positions is None:
             positions = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         seen = mask or plan(documents, self.floats, self.config.head_dim, 0.0)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from quatrain.errors import ConfigError, DataError, UsageError
+from quatrain.inference.forward import Forward
 from quatrain.inference.predictions import predictions
 from quatrain.inference.tally import Tally
-from quatrain.model.device import Precision, autocast
+from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
 from quatrain.text.reading import read_texts
 from quatrain.text.sources import find_sources
@@ -25,7 +26,7 @@ from quatrain.tokens.packing import IGNORED
 from quatrain.tokens.rows import has_table, row_table
 from quatrain.tokens.store import SplitName, TokenStore, TokenStream
 
-SCORED_AT_ONCE = 8192  # targets in one forward: bounds the memory of the activations
+SCORED_AT_ONCE = {"cpu": 1 << 10}  # targets in one forward: a CPU's caches hold their activations; elsewhere 2^13
 
 
 @dataclass(frozen=True)
@@ -76,31 +77,27 @@ def score(
     """Nats of the first targets of a stream (all n-1, or `max_tokens`), each once, the short last window included.
 
     With a `stride` windows overlap and each scores its last `stride` targets, so that all but the first have at
-    least seq_len - stride + 1 ids before them. Deterministic: draws nothing, and puts the model's mode back.
+    least seq_len - stride + 1 ids before them. Deterministic: draws nothing, and leaves the model's mode alone.
     """
     total = scored_targets(len(stream), max_tokens)
     if stride is not None and (packing != "concat" or not 1 <= stride <= seq_len):
         raise ConfigError([f"stride is {stride}: it must be in 1 .. seq_len {seq_len}, and packing concat"])
-    was_training = model.training
-    model.eval()
+    forward = Forward(model, precision)
     tally, done = Tally(seq_len.bit_length() + 1), 0
-    try:
-        with torch.no_grad(), autocast(model.device, precision):
-            for batch in _batches(stream, seq_len, packing, eot, total, model.device, stride):
-                if should_stop():
-                    return Score(float(tally.nats[-1]), max(done, 1), complete=False)
-                _add(tally, model, batch)
-                done += batch.valid
-    finally:
-        model.train(was_training)
+    for batch in _batches(stream, seq_len, packing, eot, total, model.device, stride):
+        if should_stop():
+            return Score(float(tally.nats[-1]), max(done, 1), complete=False)
+        _add(tally, forward, batch)
+        done += batch.valid
     return Score(float(tally.nats[-1]), done, tally=tally)
 
 
-def _add(tally: Tally, model: GPT, batch: Batch) -> None:
+@torch.inference_mode()
+def _add(tally: Tally, forward: Forward, batch: Batch) -> None:
     """Score the batch's valid targets and add them to the groups of their contexts, and to the last one of all."""
-    hidden = model.hidden(batch.inputs, batch.documents, batch.positions).flatten(0, 1)  # (B T, C)
+    hidden = forward.hidden(batch.inputs, batch.positions, documents=batch.documents)  # (B T, C)
     places = (batch.targets.flatten() != IGNORED).nonzero().flatten()  # (valid,)
-    losses = predictions(model, hidden[places], batch.targets.flatten()[places]).losses
+    losses = predictions(forward, hidden[places], batch.targets.flatten()[places]).losses
     B, T = batch.targets.shape
     positions = torch.arange(T, device=places.device).expand(B, T) if batch.positions is None else batch.positions
     contexts = positions.flatten()[places].cpu().numpy() + 1
@@ -262,27 +259,26 @@ def _batches(
     stride: int | None = None,
 ) -> Iterator[Batch]:
     """Batches that cover targets 1 .. total: windows that follow each other, or rows of documents in their order."""
+    rows = max(1, SCORED_AT_ONCE.get(device.type, 1 << 13) // seq_len)
     if stride is not None and total > seq_len:
-        yield from _strided(stream, seq_len, eot, total, device, stride)
+        yield from _strided(stream, seq_len, eot, total, device, stride, rows)
         return
     if not has_table(packing):
-        for windows in _windows(stream, seq_len, total):
+        for windows in _windows(stream, seq_len, total, rows):
             yield batch_of(windows, packing, eot, device)
         return
     table = row_table(stream, seq_len, packing, total)
-    rows = max(1, SCORED_AT_ONCE // seq_len)
     for first in range(0, table.rows, rows):
         numbers = np.arange(first, min(first + rows, table.rows), dtype=np.int64)
         yield batch_of_rows(table.read(stream, numbers, eot), device)
 
 
 def _strided(
-    stream: TokenStream, seq_len: int, eot: int, total: int, device: torch.device, stride: int
+    stream: TokenStream, seq_len: int, eot: int, total: int, device: torch.device, stride: int, rows: int
 ) -> Iterator[Batch]:
     """Windows that end at seq_len, then every `stride` targets, then at the last; each scores what is new in it."""
     ends = np.array([*range(seq_len, total, stride), total], dtype=np.int64)
     fresh = np.array([seq_len, *(end - before for before, end in pairwise(ends.tolist()))], dtype=np.int64)
-    rows = max(1, SCORED_AT_ONCE // seq_len)
     for first in range(0, len(ends), rows):
         part = slice(first, first + rows)
         batch = batch_of(stream.gather(ends[part] - seq_len, seq_len + 1), "concat", eot, device)
@@ -291,9 +287,8 @@ def _strided(
         yield replace(batch, targets=targets, valid=int(fresh[part].sum()))
 
 
-def _windows(stream: TokenStream, seq_len: int, total: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Windows of seq_len + 1 ids, several at once, then the short last one; they cover targets 1 .. total."""
-    rows = max(1, SCORED_AT_ONCE // seq_len)
+def _windows(stream: TokenStream, seq_len: int, total: int, rows: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Windows of seq_len + 1 ids, `rows` at once, then the short last one; they cover targets 1 .. total."""
     whole = total // seq_len
     for first in range(0, whole, rows):
         starts = np.arange(first, min(first + rows, whole), dtype=np.int64) * seq_len

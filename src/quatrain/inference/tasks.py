@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quatrain.errors import DataError, UsageError, did_you_mean
 from quatrain.inference import items
 from quatrain.inference.endings import NOTHING_KEPT, Answer, Kept, Question, answer, truncated
+from quatrain.inference.forward import Forward
 from quatrain.inference.items import Item, Row, Way, question_of
 from quatrain.inference.task_data import Published, read_file, read_published, rows_hash
 from quatrain.model.device import Precision
@@ -157,6 +158,7 @@ def evaluate_task(
     `ranks` are rank and world size; `gather` then gives the outcomes (questions, scores) of all ranks, in any order.
     `memory` keeps the answers of a way's batches under a key that names all they depend on, but the model.
     """
+    forward = Forward(model, precision)
     scores: dict[str, Score] = {}
     cut = 0
     for way in given.task.ways:
@@ -165,7 +167,7 @@ def evaluate_task(
         questions = [_encoded(item, tokenizer, way, model.config.block_size) for item in asked]
         cut = max(cut, sum(truncated(question, model.config.block_size) for question in questions))
         key = _key(given, way, tokenizer, precision, ranks)
-        answers = answer(model, questions, precision, memory(key), done, should_stop)
+        answers = answer(forward, questions, memory(key), done, should_stop)
         if answers is None:
             return None
         names = [name for name in way.scores if name != "by_group"]
