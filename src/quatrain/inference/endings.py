@@ -5,6 +5,7 @@ from the context's end, so that every number is that of the ending in a row of i
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from quatrain.inference.forward import Forward
 from quatrain.inference.predictions import predictions
+from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.model.masks import Causal, Dense, Mask
 
 IDS_AT_ONCE = {"cuda": 1 << 16}  # in one forward, padding counted; elsewhere 2^9: a CPU gains nothing from more
@@ -62,15 +64,18 @@ def answer(
     kept: Kept = NOTHING_KEPT,
     done: Callable[[int], None] = lambda count: None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
 ) -> list[Answer] | None:
     """The answers in the order of the questions; None if told to stop. `done` hears of the endings of each batch.
 
     Where context and ending are longer than block_size + 1, the context loses its first ids, as in lm-eval.
-    Draws nothing.
+    Draws nothing. Ranks share the batches, and all have all answers, to the same bits however many they are.
     """
-    logprobs = [[0.0] * len(question.endings) for question in questions]
-    greedy = [[True] * len(question.endings) for question in questions]
+    firsts = np.cumsum([0, *(len(question.endings) for question in questions)])
+    table = np.zeros((firsts[-1], 2))  # log-probability, and 1 where greedy decoding goes elsewhere
     for number, rows in enumerate(_batches(_rows(questions, forward.config.block_size), forward.device)):
+        if not ranks.has(number):
+            continue
         if should_stop():
             return None
         found = kept.known(number)
@@ -79,9 +84,11 @@ def answer(
             kept.keep(number, found)
         owners = [owner for row in rows for owner in row.owners]
         for (question, ending), (logprob, likeliest) in zip(owners, found, strict=True):
-            logprobs[question][ending], greedy[question][ending] = logprob, likeliest
+            table[firsts[question] + ending] = logprob, not likeliest
         done(len(owners))
-    return [Answer(tuple(a), tuple(b)) for a, b in zip(logprobs, greedy, strict=True)]
+    logprobs, elsewhere = ranks.sum(table).T.tolist()
+    parts = [slice(*borders) for borders in pairwise(firsts.tolist())]
+    return [Answer(tuple(logprobs[part]), tuple(flag == 0 for flag in elsewhere[part])) for part in parts]
 
 
 def truncated(question: Question, block_size: int) -> bool:

@@ -14,6 +14,7 @@ import torch
 from quatrain.errors import ConfigError, DataError, UsageError
 from quatrain.inference.forward import Forward
 from quatrain.inference.predictions import predictions
+from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.inference.tally import Tally
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
@@ -73,23 +74,26 @@ def score(
     precision: Precision = "fp32",
     should_stop: Callable[[], bool] = lambda: False,
     stride: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Score:
     """Nats of the first targets of a stream (all n-1, or `max_tokens`), each once, the short last window included.
 
     With a `stride` windows overlap and each scores its last `stride` targets, so that all but the first have at
-    least seq_len - stride + 1 ids before them. Deterministic: draws nothing, and leaves the model's mode alone.
+    least seq_len - stride + 1 ids before them. Deterministic: draws nothing, and leaves the model's
+    mode alone. Ranks share the batches, and all have all sums.
     """
     total = scored_targets(len(stream), max_tokens)
     if stride is not None and (packing != "concat" or not 1 <= stride <= seq_len):
         raise ConfigError([f"stride is {stride}: it must be in 1 .. seq_len {seq_len}, and packing concat"])
     forward = Forward(model, precision)
-    tally, done = Tally(seq_len.bit_length() + 1), 0
-    for batch in _batches(stream, seq_len, packing, eot, total, model.device, stride):
+    tally = Tally(seq_len.bit_length() + 1)
+    for number, batch in enumerate(_batches(stream, seq_len, packing, eot, total, model.device, stride)):
         if should_stop():
-            return Score(float(tally.nats[-1]), max(done, 1), complete=False)
-        _add(tally, forward, batch)
-        done += batch.valid
-    return Score(float(tally.nats[-1]), done, tally=tally)
+            return Score(float(tally.nats[-1]), max(int(tally.targets[-1]), 1), complete=False)
+        if ranks.has(number):
+            _add(tally, forward, batch)
+    tally.share(ranks)
+    return Score(float(tally.nats[-1]), int(tally.targets[-1]), tally=tally)
 
 
 @torch.inference_mode()
@@ -139,6 +143,7 @@ def evaluate(
     max_tokens: int | None = None,
     precision: Precision = "fp32",
     stride: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of a split, with all that the numbers depend on beside them.
 
@@ -148,7 +153,7 @@ def evaluate(
     """
     seq_len = seq_len or model.config.block_size
     stream = store.split(split)
-    result = score(model, stream, seq_len, packing, store.eot, max_tokens, precision, stride=stride)
+    result = score(model, stream, seq_len, packing, store.eot, max_tokens, precision, stride=stride, ranks=ranks)
     # The stream's first id, an eot, is no target: all bytes of the split's text are.
     whole: int | None = store.facts["splits"][split]["bytes"]  # None in an adopted store without a byte table
     text_bytes = _scored_bytes(stream, store.tokenizer, whole, result.tokens)
@@ -165,6 +170,7 @@ def evaluate_text(
     max_tokens: int | None = None,
     precision: Precision = "fp32",
     stride: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """The same of the documents of any text file (or folder, as `prepare` reads them), between eots.
 
@@ -172,7 +178,7 @@ def evaluate_text(
     """
     seq_len = seq_len or model.config.block_size
     stream, whole = _stream_of(path, tokenizer)
-    result = score(model, stream, seq_len, packing, tokenizer.eot, max_tokens, precision, stride=stride)
+    result = score(model, stream, seq_len, packing, tokenizer.eot, max_tokens, precision, stride=stride, ranks=ranks)
     text_bytes = _scored_bytes(stream, tokenizer, whole, result.tokens)
     where = {"split": None, "fingerprint": None, "text": path.name}
     return _facts(result, stream, text_bytes, seq_len, packing, precision, stride) | where
