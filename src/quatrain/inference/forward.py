@@ -54,7 +54,7 @@ class Forward:
             raise ValueError(f"{ids.shape[1]} ids in a row, the model sees at most block_size {self.config.block_size}")
         if positions is None:
             positions = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
-        seen = mask or plan(documents, self.floats, self.config.head_dim, 0.0)
+        seen = plan(documents, self.floats, self.config.head_dim, 0.0) if mask is None else mask
         return self.stream(ids, positions, lambda layer, q, k, v: seen.attend(q.to(v.dtype), k.to(v.dtype), v))
 
     def stream(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
