@@ -10,12 +10,19 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 _to_stderr = False
+_silent = False
 
 
 def people_read_stderr(value: bool = True) -> None:
     """Send everything said from now on to standard error (`--json`), or back to standard output."""
     global _to_stderr
     _to_stderr = value
+
+
+def be_silent() -> None:
+    """Say nothing from now on and show no bar: another process says the same."""
+    global _silent
+    _silent = True
 
 
 def write_utf8() -> None:
@@ -32,13 +39,14 @@ def human() -> TextIO:
 
 def say(text: str = "", end: str = "\n") -> None:
     """Print text for a person, at once."""
-    print(text, end=end, file=human(), flush=True)
+    if not _silent:
+        print(text, end=end, file=human(), flush=True)
 
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error while long work goes on, if that is a terminal: call what it gives with what was done."""
-    if not sys.stderr.isatty():
+    if _silent or not sys.stderr.isatty():
         yield lambda amount: None
         return
     from rich.console import Console

@@ -1,7 +1,12 @@
 import json
 import math
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -178,3 +183,37 @@ def test_a_run_without_a_whole_checkpoint_is_refused(run):
     shutil.rmtree(run / "checkpoints" / "step_00000003")
     answer = refused("evaluate", "run")
     assert "no whole checkpoint in this run; give its train command again" in answer
+
+
+# Over several processes
+
+
+def test_two_ranks_print_once_what_one_process_prints(run):
+    """Groups too; scores of tasks are equal to the bit, sums over a split to rounding."""
+    lines = [line | {"group": f"group{n % 4}"} for n, line in enumerate(LINES * 25)]
+    Path("mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    words = ("evaluate", "run", "--split", "train", "--task", "mine.jsonl", "--json")
+    expected = done(*words)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "quatrain", *words]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | place | {"RANK": rank}, stdout=PIPE, stderr=PIPE, text=True)
+        for rank in ("0", "1")
+    ]
+    (first, told), other = (rank.communicate(timeout=60) for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], told + other[1]
+    assert other == ("", "")
+    assert told == expected.err
+    facts = json.loads(first)
+    assert facts["tasks"] == expected.json["tasks"]
+    assert len(facts["tasks"]["mine.jsonl"]["scores"]) == 7
+    assert facts["loss"] == pytest.approx(expected.json["loss"], rel=1e-12)
+    assert facts["tokens"] == expected.json["tokens"] > 4000
+    assert not (run / "evaluating").exists()
+
+
+def test_ranks_that_cannot_find_each_other_are_told_of_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE is set, and the ranks do not find each other; use torchrun" in refused("evaluate", "run")

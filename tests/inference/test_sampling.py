@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quatrain.errors import ConfigError, DataError
 from quatrain.inference.config import SamplingConfig
-from quatrain.inference.engine import Engine
+from quatrain.inference.forward import Forward
 from quatrain.inference.sampling import Sample, generate, prompt_ids, write
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
@@ -101,7 +101,7 @@ def test_ids_of_the_vocabularys_padding_are_never_drawn(monkeypatch: pytest.Monk
     drawn = [token for sample in generate(model, LETTERS, "a", config) for token in sample.ids]
     assert len(drawn) > 100
     assert set(drawn) <= set(range(LETTERS.eot))
-    monkeypatch.setattr(Engine, "_logits", lambda self, x: self._head(x).float())  # the fault: all rows
+    monkeypatch.setattr(Forward, "logits", lambda self, x: self._head(x).float())  # the fault: all rows
     with pytest.raises(IndexError):
         generate(model, LETTERS, "a", config)
 

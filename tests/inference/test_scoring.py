@@ -104,8 +104,8 @@ def test_the_comparison_with_single_targets_bites(dropped: str, monkeypatch: pyt
     model, stream = network(), stream_of()
     whole = scoring._windows
 
-    def faulty(stream: TokenStream, seq_len: int, total: int) -> Iterator[np.ndarray]:
-        for windows in whole(stream, seq_len, total):
+    def faulty(stream: TokenStream, seq_len: int, total: int, rows: int) -> Iterator[np.ndarray]:
+        for windows in whole(stream, seq_len, total, rows):
             if dropped == "a target at each border":
                 yield windows[:, :-1]
             elif windows.shape[1] == seq_len + 1:
@@ -120,7 +120,7 @@ def test_the_comparison_with_single_targets_bites(dropped: str, monkeypatch: pyt
 @pytest.mark.parametrize("at_once", [1, 13, 24, 10**6])
 def test_how_many_windows_go_through_at_once_changes_nothing(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = score(network(), stream_of(), 12, "document", EOT)
-    monkeypatch.setattr(scoring, "SCORED_AT_ONCE", at_once)
+    monkeypatch.setattr(scoring, "SCORED_AT_ONCE", {"cpu": at_once})
     assert score(network(), stream_of(), 12, "document", EOT).nats == pytest.approx(expected.nats, rel=1e-6)
 
 
@@ -149,7 +149,7 @@ def test_a_split_of_two_ids_has_one_target() -> None:
 
 
 def test_a_pass_that_is_told_to_stop_says_that_it_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "SCORED_AT_ONCE", 12)
+    monkeypatch.setattr(scoring, "SCORED_AT_ONCE", {"cpu": 12})
     answers = iter([False, False, True])
     model = network().train()
     assert not score(model, stream_of(), 12, "concat", EOT, should_stop=lambda: next(answers)).complete

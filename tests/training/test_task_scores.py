@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import shared_file
-from quatrain.errors import UsageError
+from quatrain.errors import DataError, UsageError
 from quatrain.inference.tasks import evaluate_task, named_task
 from quatrain.model.config import ModelConfig
 from quatrain.model.loss import loss_of
@@ -35,10 +35,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 
 def run_in(folder: Path, store: TokenStore, tasks: str, **changes: Any) -> bytes:
     """Train 6 steps with validations at 0, 3 and 6; returns weights and moments."""
-    model = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=512, vocab_size=257, dropout=0.1)
+    model = ModelConfig(
+        n_layer=1, n_head=2, n_embd=16, block_size=512, vocab_size=store.tokenizer.vocab_size, dropout=0.1
+    )
     settings = {"steps": 6, "tokens_per_step": 256, "micro_batch": 2, "eval_every": 3, "save_every": 0, "samples": 0}
     config = TrainConfig(
-        **settings | {"precision": "fp32", "compile": False} | changes, eval_tasks=tasks, eval_items=ITEMS
+        **settings | {"precision": "fp32", "compile": False, "eval_items": ITEMS} | changes, eval_tasks=tasks
     )
     data = DataConfig(store=str(store.folder), seq_len=64)
     train(model, OptimConfig(lr=1e-2), data, config, folder, "# recipe\n", "cpu")
@@ -105,4 +107,13 @@ def test_the_equality_bites_where_a_task_draws(
 def test_a_task_that_is_not_there_is_refused_before_the_run_folder_exists(store: TokenStore, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no task 'helaswag'"):
         run_in(tmp_path / "run", store, "helaswag")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_question_that_the_tokenizer_cannot_spell_is_refused_before_the_run_folder_exists(
+    sonnets: TokenStore, tmp_path: Path
+) -> None:
+    tasks = f"hellaswag={shared_file('hellaswag_val.jsonl.gz')}"
+    with pytest.raises(DataError, match=r"task hellaswag, question 13: character 'z' \(U\+007A .* at position 14"):
+        run_in(tmp_path / "run", sonnets, tasks, eval_items=40)
     assert not (tmp_path / "run").exists()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from quatrain.console import progress, say
+from quatrain.console import be_silent, progress, say
 from quatrain.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
+    from quatrain.inference.ranks import Ranks
     from quatrain.inference.tasks import Given
     from quatrain.model.gpt import GPT
     from quatrain.recipes.config import RunConfig
@@ -38,8 +39,10 @@ def evaluate(
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Score a whole split of a store, or a text file: every target once, in windows or in rows of documents.
+
+    Under torchrun the processes share the work, and the first one prints.
 
     Parameters
     ----------
@@ -103,8 +106,10 @@ def evaluate(
     if harness:
         from quatrain.interop.harness import run_tasks
 
-        tasks |= run_tasks(loaded.model, loaded.tokenizer, harness, items, precision)
+        tasks |= run_tasks(loaded.model, loaded.tokenizer, harness, items, precision, ranks=loaded.ranks)
         say(_harness_told(tasks, harness))
+    if loaded.ranks.rank:
+        return None
     return dict.fromkeys(KEYS) | result | {"tasks": tasks, "checkpoint": str(loaded.checkpoint)}
 
 
@@ -125,8 +130,8 @@ def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "b
     run = run_of(loaded.checkpoint)
     manifest = (loaded.checkpoint / "manifest.json").read_text(encoding="utf-8") if run else ""
     memory = Memory(run if run and os.access(run, os.W_OK) else None, manifest + loaded.model.device.type)
-    with progress(given.task.name, endings_of(given)) as done:
-        result = evaluate_task(loaded.model, loaded.tokenizer, given, precision, memory, done)
+    with progress(given.task.name, endings_of(given, loaded.ranks.world_size)) as done:
+        result = evaluate_task(loaded.model, loaded.tokenizer, given, precision, memory, done, ranks=loaded.ranks)
     assert result is not None
     memory.forget()
     say(_task_told(result))
@@ -163,6 +168,7 @@ class _Loaded:
     tokenizer: "Tokenizer"
     trained: "RunConfig | None"
     fingerprint: str | None  # of the data it was trained on
+    ranks: "Ranks"
 
 
 @dataclass(frozen=True)
@@ -176,12 +182,16 @@ class _How:
 
 
 def _load(run: Path, device: str) -> _Loaded:
+    from quatrain.inference.ranks import join, own_device
     from quatrain.model.device import pick_device
     from quatrain.model.pretrained import load_folder_tokenizer, load_model
     from quatrain.recipes.resolve import resolve
     from quatrain.training.checkpoint import find_checkpoint, read_state, run_of
 
-    where = pick_device(device)
+    ranks = join()
+    if ranks.rank:
+        be_silent()
+    where = pick_device(own_device(device, ranks))
     checkpoint = find_checkpoint(run, say)
     trained_in = run_of(checkpoint)
     return _Loaded(
@@ -190,6 +200,7 @@ def _load(run: Path, device: str) -> _Loaded:
         load_folder_tokenizer(checkpoint),
         resolve(str(trained_in / "recipe.toml"))[0] if trained_in else None,
         read_state(checkpoint).data_fingerprint if trained_in else None,
+        ranks,
     )
 
 
@@ -218,9 +229,8 @@ def _how(
 def _of_text(loaded: _Loaded, text: Path, how: _How, precision: Literal["fp32", "bf16"]) -> dict[str, Any]:
     from quatrain.inference.scoring import evaluate_text
 
-    return evaluate_text(
-        loaded.model, loaded.tokenizer, text, how.seq_len, how.packing, how.max_tokens, precision, how.stride
-    ) | {"own_data": True}
+    settings = (how.seq_len, how.packing, how.max_tokens, precision, how.stride, loaded.ranks)
+    return evaluate_text(loaded.model, loaded.tokenizer, text, *settings) | {"own_data": True}
 
 
 def _of_store(
@@ -248,7 +258,8 @@ def _of_store(
         raise DataError(
             f"{store.folder} was made with another tokenizer than {loaded.checkpoint}; prepare the text with that one"
         )
-    result = score(loaded.model, store, split, how.seq_len, how.packing, how.max_tokens, precision, how.stride)
+    settings = (how.seq_len, how.packing, how.max_tokens, precision, how.stride, loaded.ranks)
+    result = score(loaded.model, store, split, *settings)
     return result | {"own_data": loaded.fingerprint in (None, store.fingerprint)}
 
 

@@ -5,15 +5,16 @@ from the context's end, so that every number is that of the ending in a row of i
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quatrain.inference.forward import Forward
 from quatrain.inference.predictions import predictions
-from quatrain.model.device import Precision, autocast
-from quatrain.model.gpt import GPT
+from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.model.masks import Causal, Dense, Mask
 
 IDS_AT_ONCE = {"cuda": 1 << 16}  # in one forward, padding counted; elsewhere 2^9: a CPU gains nothing from more
@@ -58,38 +59,36 @@ NOTHING_KEPT = Kept(lambda number: None, lambda number, found: None)
 
 
 def answer(
-    model: GPT,
+    forward: Forward,
     questions: Sequence[Question],
-    precision: Precision = "fp32",
     kept: Kept = NOTHING_KEPT,
     done: Callable[[int], None] = lambda count: None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
 ) -> list[Answer] | None:
     """The answers in the order of the questions; None if told to stop. `done` hears of the endings of each batch.
 
     Where context and ending are longer than block_size + 1, the context loses its first ids, as in lm-eval.
-    Draws nothing, and puts the model's mode back.
+    Draws nothing. Ranks share the batches, and all have all answers, to the same bits however many they are.
     """
-    logprobs = [[0.0] * len(question.endings) for question in questions]
-    greedy = [[True] * len(question.endings) for question in questions]
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), autocast(model.device, precision):
-            for number, rows in enumerate(_batches(_rows(questions, model.config.block_size), model.device)):
-                if should_stop():
-                    return None
-                found = kept.known(number)
-                if found is None:
-                    found = _batch(model, rows)
-                    kept.keep(number, found)
-                owners = [owner for row in rows for owner in row.owners]
-                for (question, ending), (logprob, likeliest) in zip(owners, found, strict=True):
-                    logprobs[question][ending], greedy[question][ending] = logprob, likeliest
-                done(len(owners))
-    finally:
-        model.train(was_training)
-    return [Answer(tuple(a), tuple(b)) for a, b in zip(logprobs, greedy, strict=True)]
+    firsts = np.cumsum([0, *(len(question.endings) for question in questions)])
+    table = np.zeros((firsts[-1], 2))  # log-probability, and 1 where greedy decoding goes elsewhere
+    for number, rows in enumerate(_batches(_rows(questions, forward.config.block_size), forward.device)):
+        if not ranks.has(number):
+            continue
+        if should_stop():
+            return None
+        found = kept.known(number)
+        if found is None:
+            found = _batch(forward, rows)
+            kept.keep(number, found)
+        owners = [owner for row in rows for owner in row.owners]
+        for (question, ending), (logprob, likeliest) in zip(owners, found, strict=True):
+            table[firsts[question] + ending] = logprob, not likeliest
+        done(len(owners))
+    logprobs, elsewhere = ranks.sum(table).T.tolist()
+    parts = [slice(*borders) for borders in pairwise(firsts.tolist())]
+    return [Answer(tuple(logprobs[part]), tuple(flag == 0 for flag in elsewhere[part])) for part in parts]
 
 
 def truncated(question: Question, block_size: int) -> bool:
@@ -123,9 +122,10 @@ def _batches(rows: list[Row], device: torch.device) -> Iterator[list[Row]]:
         first += count
 
 
-def _batch(model: GPT, rows: list[Row]) -> list[tuple[float, bool]]:
+@torch.inference_mode()
+def _batch(forward: Forward, rows: list[Row]) -> list[tuple[float, bool]]:
     """Log-probability and greediness of every ending of the rows, in order."""
-    device, T = model.device, rows[0].length
+    device, T = forward.device, rows[0].length
     ids, positions, branches = (np.zeros((len(rows), T), dtype=np.int64) for _ in range(3))
     before: list[int] = []  # where each target is predicted in the flattened rows
     targets: list[int] = []
@@ -141,13 +141,13 @@ def _batch(model: GPT, rows: list[Row]) -> list[tuple[float, bool]]:
             targets += ending
             sizes.append(len(ending))
             end += more
-    hidden = model.hidden(
+    hidden = forward.hidden(
         torch.from_numpy(ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        mask=_mask(rows, torch.from_numpy(branches).to(device)),
-    )  # (B, T, C)
-    asked = hidden.flatten(0, 1)[torch.tensor(before, device=device)]  # (N, C)
-    losses, greedy = predictions(model, asked, torch.tensor(targets, device=device))
+        torch.from_numpy(positions).to(device),
+        _mask(rows, torch.from_numpy(branches).to(device)),
+    )  # (B T, C)
+    asked = hidden[torch.tensor(before, device=device)]  # (N, C)
+    losses, greedy = predictions(forward, asked, torch.tensor(targets, device=device))
     firsts = np.cumsum([0, *sizes[:-1]])
     logprobs = -np.add.reduceat(losses.cpu().numpy().astype(np.float64), firsts)
     all_greedy = np.logical_and.reduceat(greedy.cpu().numpy(), firsts)

@@ -1,27 +1,22 @@
 """A model ready to write: weights in the layout of fast kernels, a cache, and slots that are read and written into.
 
-A forward here has the same steps as `GPT.hidden`, without modules, on the residual stream as (B T, C) in fp32;
-the tests hold the two together. Slots are independent: they can be freed and filled while others decode.
+Slots are independent: they can be freed and filled while others decode.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from quatrain.inference.forward import Forward
 from quatrain.inference.graphs import Graphs
-from quatrain.inference.products import FLOATS, Dtype, Product, product_of, resolved
-from quatrain.model.attention import RMS_EPS, rotate
+from quatrain.inference.products import Dtype
 from quatrain.model.cache import Cache, Place
-from quatrain.model.gpt import GPT, LAYERNORM_EPS, Block
+from quatrain.model.gpt import GPT
 from quatrain.model.masks import Causal
 
-Norm = Callable[[Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q (B, H, T, D), k and v (B, H_kv, extent, D) to (B, H, T, D)
-Mix = tuple[float, float] | None
 
 
 class Engine:
@@ -43,19 +38,12 @@ class Engine:
         self.config = model.config
         self.device = model.device
         self.slots = slots
-        self.dtype = resolved(dtype, self.device)
+        self._forward = Forward(model, dtype)
+        self.dtype = self._forward.dtype
         self.restart = restart
         self.lengths = [0] * slots  # positions that each slot holds
-        parts = model.transformer
-        self._wte = cast(Tensor, parts["wte"].weight).detach()
-        self._wpe = cast(Tensor, parts["wpe"].weight).detach() if self.config.position == "learned" else None
-        tables = (cast(Tensor, model.cos), cast(Tensor, model.sin)) if self.config.position == "rope" else None
-        self._rotation = tables  # fp32 (block_size, D/2)
-        self._blocks = [_Weights.of(cast(Block, block), self.dtype) for block in cast(nn.ModuleList, parts["h"])]
-        self._ln_f = _norm_of(parts["ln_f"])
-        self._head = product_of(model.head_weight, None, self.dtype)
         # On CPUs attention over few queries is fastest in fp32.
-        kept = torch.float32 if self.device.type == "cpu" or self.dtype == "int8" else FLOATS[self.dtype]
+        kept = torch.float32 if self.device.type == "cpu" or self.dtype == "int8" else self._forward.floats
         self._cache = Cache(self.config, slots, kept, self.device)
         with_graphs = self.device.type == "cuda" if compiled is None else compiled
         self._graphs = Graphs(self._step, slots, self.config.block_size, self.device) if with_graphs else None
@@ -71,7 +59,7 @@ class Engine:
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.device)
         x = self._append(slots, ids, [len(row) for row in rows])  # (B, T, C)
         last = torch.tensor([len(row) - 1 for row in rows], device=self.device)
-        return self._logits(x[torch.arange(len(rows), device=self.device), last])
+        return self._forward.logits(x[torch.arange(len(rows), device=self.device), last])
 
     @torch.inference_mode()
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
@@ -81,7 +69,7 @@ class Engine:
         for end in borders:
             row = self._last_document(slot, ids[start:end])
             x = self._append([slot], torch.tensor([row], device=self.device), [len(row)])
-            logits.append(self._logits(x[0]))
+            logits.append(self._forward.logits(x[0]))
             start = end
         return torch.cat(logits)
 
@@ -157,7 +145,7 @@ class Engine:
         if min(lengths) == longest:  # all slots are equally long: no index, no mask
             ids, positions = torch.tensor([tokens, lengths]).to(self.device).unsqueeze(-1)
             place = Place(slice(0, len(tokens)), longest, longest + 1)
-            return self._logits(self._stream(ids, positions, place, _all_seen))
+            return self._forward.logits(self._stream(ids, positions, place, _all_seen))
         return self._step(
             torch.tensor(tokens, device=self.device), torch.tensor(lengths, device=self.device), longest + 1
         )
@@ -167,98 +155,16 @@ class Engine:
         positions = lengths.clamp(min=0)[:, None]  # (count, 1)
         at = lengths.where(lengths >= 0, self.config.block_size)[:, None]
         place = Place(slice(0, len(tokens)), at, extent)
-        return self._logits(self._stream(tokens[:, None], positions, place, _seen_up_to(positions, extent)))
+        return self._forward.logits(self._stream(tokens[:, None], positions, place, _seen_up_to(positions, extent)))
 
     def _stream(self, ids: Tensor, positions: Tensor, place: Place, attend: Attend) -> Tensor:
-        """The residual stream behind the final norm, (B T, C), for ids and positions (B, T)."""
-        B, T = ids.shape
-        H, groups, D = self.config.n_head, self.config.kv_heads, self.config.head_dim
-        x = F.embedding(ids, self._wte).float()  # (B, T, C)
-        if self._wpe is not None:
-            x = x + F.embedding(positions, self._wpe)
-        x = embedded = x.flatten(0, 1)  # (B T, C)
-        turned = None if self._rotation is None else [table[positions].unsqueeze(1) for table in self._rotation]
-        first_values = None
-        for layer, block in enumerate(self._blocks):
-            if block.x_mix:
-                x = block.x_mix[0] * x + block.x_mix[1] * embedded
-            qkv = block.c_attn(block.ln_1(x)).view(B, T, H + 2 * groups, D)
-            q, k, v = torch.split(qkv, [H, groups, groups], dim=2)  # (B, T, heads, D)
-            if block.q_norm and block.k_norm:
-                q, k = block.q_norm(q), block.k_norm(k)
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T, D)
-            first_values = v if first_values is None else first_values
-            if block.v_mix:
-                v = block.v_mix[0] * v + block.v_mix[1] * first_values
-            if turned is not None:
-                q, k = rotate(q, *turned), rotate(k, *turned)
+        """The residual stream (B T, C) of ids and positions (B, T), which attend to what the cache holds with them."""
+
+        def cached(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self._cache.update(layer, k, v, place)
-            y = attend(q.to(keys.dtype), keys, values)  # (B, H, T, D)
-            x = x + block.c_proj(y.transpose(1, 2).reshape(B * T, H * D))
-            x = x + block.mlp(block.ln_2(x))
-        return self._ln_f(x)
+            return attend(q.to(keys.dtype), keys, values)
 
-    def _logits(self, x: Tensor) -> Tensor:
-        """Over the true vocabulary, fp32 (rows, V): ids of the padding do not exist here."""
-        logits = self._head(x)[:, : self.config.vocab_size].float()
-        cap = self.config.logit_softcap
-        return cap * torch.tanh(logits / cap) if cap else logits
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """One block as functions."""
-
-    ln_1: Norm
-    c_attn: Product
-    q_norm: Norm | None
-    k_norm: Norm | None
-    c_proj: Product
-    ln_2: Norm
-    mlp: Product
-    x_mix: Mix
-    v_mix: Mix
-
-    @classmethod
-    def of(cls, block: Block, dtype: Dtype) -> "_Weights":
-        attn, qk_norm = block.attn, isinstance(block.attn.q_norm, nn.RMSNorm)
-        return cls(
-            ln_1=_norm_of(block.ln_1),
-            c_attn=product_of(attn.c_attn.weight, attn.c_attn.bias, dtype),
-            q_norm=_norm_of(attn.q_norm) if qk_norm else None,
-            k_norm=_norm_of(attn.k_norm) if qk_norm else None,
-            c_proj=product_of(attn.c_proj.weight, attn.c_proj.bias, dtype),
-            ln_2=_norm_of(block.ln_2),
-            mlp=_mlp_of(block.mlp, dtype),
-            x_mix=_mix_of(block.x_mix),
-            v_mix=_mix_of(attn.v_mix),
-        )
-
-
-def _mlp_of(mlp: nn.Module, dtype: Dtype) -> Product:
-    linear = {name: product_of(part.weight, part.bias, dtype) for name, part in mlp.named_children()}  # type: ignore[arg-type]
-    c_fc, c_proj, c_gate = linear["c_fc"], linear["c_proj"], linear.get("c_gate")
-    activation: Callable[[Tensor], Tensor] = mlp.activation  # type: ignore[assignment]
-    if c_gate:
-        return lambda x: c_proj(F.silu(c_gate(x)) * c_fc(x))
-    return lambda x: c_proj(activation(c_fc(x)))
-
-
-def _norm_of(norm: object) -> Norm:
-    """A norm of the blocks or of heads as a function of fp32 (or what becomes it)."""
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    weight, shape = norm.weight.detach().float(), norm.weight.shape
-    if isinstance(norm, nn.RMSNorm):
-        return lambda x: F.rms_norm(x.float(), shape, weight, RMS_EPS)
-    bias = None if norm.bias is None else norm.bias.detach().float()
-    return lambda x: F.layer_norm(x, shape, weight, bias, LAYERNORM_EPS)
-
-
-def _mix_of(pair: Tensor | None) -> Mix:
-    if pair is None:
-        return None
-    own, other = pair.tolist()
-    return own, other
+        return self._forward.stream(ids, positions, cached)
 
 
 def _as_slice(slots: Sequence[int]) -> slice | None:

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from quatrain.errors import ConfigError, DataError, UsageError
+from quatrain.inference.forward import Forward
 from quatrain.inference.predictions import predictions
+from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.inference.tally import Tally
-from quatrain.model.device import Precision, autocast
+from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
 from quatrain.text.reading import read_texts
 from quatrain.text.sources import find_sources
@@ -25,7 +27,7 @@ from quatrain.tokens.packing import IGNORED
 from quatrain.tokens.rows import has_table, row_table
 from quatrain.tokens.store import SplitName, TokenStore, TokenStream
 
-SCORED_AT_ONCE = 8192  # targets in one forward: bounds the memory of the activations
+SCORED_AT_ONCE = {"cpu": 1 << 10}  # targets in one forward: a CPU's caches hold their activations; elsewhere 2^13
 
 
 @dataclass(frozen=True)
@@ -72,35 +74,34 @@ def score(
     precision: Precision = "fp32",
     should_stop: Callable[[], bool] = lambda: False,
     stride: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Score:
     """Nats of the first targets of a stream (all n-1, or `max_tokens`), each once, the short last window included.
 
     With a `stride` windows overlap and each scores its last `stride` targets, so that all but the first have at
-    least seq_len - stride + 1 ids before them. Deterministic: draws nothing, and puts the model's mode back.
+    least seq_len - stride + 1 ids before them. Deterministic: draws nothing, and leaves the model's
+    mode alone. Ranks share the batches, and all have all sums.
     """
     total = scored_targets(len(stream), max_tokens)
     if stride is not None and (packing != "concat" or not 1 <= stride <= seq_len):
         raise ConfigError([f"stride is {stride}: it must be in 1 .. seq_len {seq_len}, and packing concat"])
-    was_training = model.training
-    model.eval()
-    tally, done = Tally(seq_len.bit_length() + 1), 0
-    try:
-        with torch.no_grad(), autocast(model.device, precision):
-            for batch in _batches(stream, seq_len, packing, eot, total, model.device, stride):
-                if should_stop():
-                    return Score(float(tally.nats[-1]), max(done, 1), complete=False)
-                _add(tally, model, batch)
-                done += batch.valid
-    finally:
-        model.train(was_training)
-    return Score(float(tally.nats[-1]), done, tally=tally)
+    forward = Forward(model, precision)
+    tally = Tally(seq_len.bit_length() + 1)
+    for number, batch in enumerate(_batches(stream, seq_len, packing, eot, total, model.device, stride)):
+        if should_stop():
+            return Score(float(tally.nats[-1]), max(int(tally.targets[-1]), 1), complete=False)
+        if ranks.has(number):
+            _add(tally, forward, batch)
+    tally.share(ranks)
+    return Score(float(tally.nats[-1]), int(tally.targets[-1]), tally=tally)
 
 
-def _add(tally: Tally, model: GPT, batch: Batch) -> None:
+@torch.inference_mode()
+def _add(tally: Tally, forward: Forward, batch: Batch) -> None:
     """Score the batch's valid targets and add them to the groups of their contexts, and to the last one of all."""
-    hidden = model.hidden(batch.inputs, batch.documents, batch.positions).flatten(0, 1)  # (B T, C)
+    hidden = forward.hidden(batch.inputs, batch.positions, documents=batch.documents)  # (B T, C)
     places = (batch.targets.flatten() != IGNORED).nonzero().flatten()  # (valid,)
-    losses = predictions(model, hidden[places], batch.targets.flatten()[places]).losses
+    losses = predictions(forward, hidden[places], batch.targets.flatten()[places]).losses
     B, T = batch.targets.shape
     positions = torch.arange(T, device=places.device).expand(B, T) if batch.positions is None else batch.positions
     contexts = positions.flatten()[places].cpu().numpy() + 1
@@ -142,6 +143,7 @@ def evaluate(
     max_tokens: int | None = None,
     precision: Precision = "fp32",
     stride: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of a split, with all that the numbers depend on beside them.
 
@@ -151,7 +153,7 @@ def evaluate(
     """
     seq_len = seq_len or model.config.block_size
     stream = store.split(split)
-    result = score(model, stream, seq_len, packing, store.eot, max_tokens, precision, stride=stride)
+    result = score(model, stream, seq_len, packing, store.eot, max_tokens, precision, stride=stride, ranks=ranks)
     # The stream's first id, an eot, is no target: all bytes of the split's text are.
     whole: int | None = store.facts["splits"][split]["bytes"]  # None in an adopted store without a byte table
     text_bytes = _scored_bytes(stream, store.tokenizer, whole, result.tokens)
@@ -168,6 +170,7 @@ def evaluate_text(
     max_tokens: int | None = None,
     precision: Precision = "fp32",
     stride: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """The same of the documents of any text file (or folder, as `prepare` reads them), between eots.
 
@@ -175,7 +178,7 @@ def evaluate_text(
     """
     seq_len = seq_len or model.config.block_size
     stream, whole = _stream_of(path, tokenizer)
-    result = score(model, stream, seq_len, packing, tokenizer.eot, max_tokens, precision, stride=stride)
+    result = score(model, stream, seq_len, packing, tokenizer.eot, max_tokens, precision, stride=stride, ranks=ranks)
     text_bytes = _scored_bytes(stream, tokenizer, whole, result.tokens)
     where = {"split": None, "fingerprint": None, "text": path.name}
     return _facts(result, stream, text_bytes, seq_len, packing, precision, stride) | where
@@ -262,27 +265,26 @@ def _batches(
     stride: int | None = None,
 ) -> Iterator[Batch]:
     """Batches that cover targets 1 .. total: windows that follow each other, or rows of documents in their order."""
+    rows = max(1, SCORED_AT_ONCE.get(device.type, 1 << 13) // seq_len)
     if stride is not None and total > seq_len:
-        yield from _strided(stream, seq_len, eot, total, device, stride)
+        yield from _strided(stream, seq_len, eot, total, device, stride, rows)
         return
     if not has_table(packing):
-        for windows in _windows(stream, seq_len, total):
+        for windows in _windows(stream, seq_len, total, rows):
             yield batch_of(windows, packing, eot, device)
         return
     table = row_table(stream, seq_len, packing, total)
-    rows = max(1, SCORED_AT_ONCE // seq_len)
     for first in range(0, table.rows, rows):
         numbers = np.arange(first, min(first + rows, table.rows), dtype=np.int64)
         yield batch_of_rows(table.read(stream, numbers, eot), device)
 
 
 def _strided(
-    stream: TokenStream, seq_len: int, eot: int, total: int, device: torch.device, stride: int
+    stream: TokenStream, seq_len: int, eot: int, total: int, device: torch.device, stride: int, rows: int
 ) -> Iterator[Batch]:
     """Windows that end at seq_len, then every `stride` targets, then at the last; each scores what is new in it."""
     ends = np.array([*range(seq_len, total, stride), total], dtype=np.int64)
     fresh = np.array([seq_len, *(end - before for before, end in pairwise(ends.tolist()))], dtype=np.int64)
-    rows = max(1, SCORED_AT_ONCE // seq_len)
     for first in range(0, len(ends), rows):
         part = slice(first, first + rows)
         batch = batch_of(stream.gather(ends[part] - seq_len, seq_len + 1), "concat", eot, device)
@@ -291,9 +293,8 @@ def _strided(
         yield replace(batch, targets=targets, valid=int(fresh[part].sum()))
 
 
-def _windows(stream: TokenStream, seq_len: int, total: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Windows of seq_len + 1 ids, several at once, then the short last one; they cover targets 1 .. total."""
-    rows = max(1, SCORED_AT_ONCE // seq_len)
+def _windows(stream: TokenStream, seq_len: int, total: int, rows: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Windows of seq_len + 1 ids, `rows` at once, then the short last one; they cover targets 1 .. total."""
     whole = total // seq_len
     for first in range(0, whole, rows):
         starts = np.arange(first, min(first + rows, whole), dtype=np.int64) * seq_len

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from quatrain.inference.ranks import Ranks
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -27,6 +29,11 @@ class Tally:
         self._squares += (nats * nats).sum(axis=0)
         self._products += (nats * targets).sum(axis=0)
         self._weights += (targets * targets).sum(axis=0)
+
+    def share(self, ranks: Ranks) -> None:
+        """Add what the other ranks have, on each."""
+        for name, sums in vars(self).items():
+            setattr(self, name, ranks.sum(sums))
 
     def loss(self, group: int) -> float | None:
         """Nats per target of a group; None where it has none."""

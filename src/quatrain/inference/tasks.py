@@ -5,10 +5,10 @@ Every score carries its method (text, tokens, normaliser), count, standard error
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,15 @@ import numpy.typing as npt
 from quatrain.errors import DataError, UsageError, did_you_mean
 from quatrain.inference import items
 from quatrain.inference.endings import NOTHING_KEPT, Answer, Kept, Question, answer, truncated
+from quatrain.inference.forward import Forward
 from quatrain.inference.items import Item, Row, Way, question_of
+from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.inference.task_data import Published, read_file, read_published, rows_hash
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import Tokenizer
 
 Floats = npt.NDArray[np.float64]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,6 @@ def named_task(word: str, file: Path | None = None, count: int | None = None) ->
     return Given(task, rows, rows_hash(rows, task.fields))
 
 
-def shard(everything: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
-    """What a rank scores: the shards of all ranks hold each thing once, and differ in length by at most one."""
-    return everything[rank::world_size]
-
-
 def evaluate_task(
     model: GPT,
     tokenizer: Tokenizer,
@@ -149,32 +145,30 @@ def evaluate_task(
     memory: "Callable[[str], Kept]" = lambda key: NOTHING_KEPT,
     done: Callable[[int], None] = lambda count: None,
     should_stop: Callable[[], bool] = lambda: False,
-    ranks: tuple[int, int] = (0, 1),
-    gather: Callable[[Floats], Floats] = lambda outcomes: outcomes,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any] | None:
     """Every score of a task by name, and what it was measured on; None if told to stop.
 
-    `ranks` are rank and world size; `gather` then gives the outcomes (questions, scores) of all ranks, in any order.
     `memory` keeps the answers of a way's batches under a key that names all they depend on, but the model.
     """
+    forward = Forward(model, precision)
     scores: dict[str, Score] = {}
     cut = 0
     for way in given.task.ways:
-        rows = shard(given.rows, *ranks)
-        asked = [way.item(row) for row in rows]
-        questions = [_encoded(item, tokenizer, way, model.config.block_size) for item in asked]
+        asked = [way.item(row) for row in given.rows]
+        questions = list(_encoded(given, way, asked, tokenizer, model.config.block_size))
         cut = max(cut, sum(truncated(question, model.config.block_size) for question in questions))
         key = _key(given, way, tokenizer, precision, ranks)
-        answers = answer(model, questions, precision, memory(key), done, should_stop)
+        answers = answer(forward, questions, memory(key), done, should_stop, ranks)
         if answers is None:
             return None
         names = [name for name in way.scores if name != "by_group"]
         outcomes = [[OUTCOMES[name](*each) for name in names] for each in zip(asked, questions, answers, strict=True)]
-        table = gather(np.array(outcomes, dtype=np.float64).reshape(-1, len(names)))
+        table = np.array(outcomes, dtype=np.float64)  # (questions, scores)
         for column, name in enumerate(names):
             said = f"{way.said}; {SAID[name]}"
             scores[f"{way.name}_{name}"] = _scored(name, table[:, column], said, model, given.data_hash)
-        if "by_group" in way.scores and ranks[1] == 1:
+        if "by_group" in way.scores:
             scores |= _by_group(way, [item.group for item in asked], table[:, 0], model, given.data_hash)
     return {
         "task": given.task.name,
@@ -192,15 +186,31 @@ def endings_of(given: Given, world_size: int = 1) -> int:
     return sum(len(way.item(row).choices) for way in given.task.ways for row in given.rows) // world_size
 
 
-def _encoded(item: Item, tokenizer: Tokenizer, way: Way, block_size: int) -> Question:
-    question = question_of(item, tokenizer, way.joined)
-    longest = max(map(len, question.endings))
-    if longest > block_size:
-        raise DataError(f"an ending has {longest} ids, and the model sees at most block_size {block_size} of them")
-    return question
+def check_fit(given: Given, tokenizer: Tokenizer, block_size: int) -> None:
+    """Raises `DataError` for the first question that the tokenizer cannot spell or the model cannot hold."""
+    for way in given.task.ways:
+        for _ in _encoded(given, way, [way.item(row) for row in given.rows], tokenizer, block_size):
+            pass
 
 
-def _key(given: Given, way: Way, tokenizer: Tokenizer, precision: Precision, ranks: tuple[int, int]) -> str:
+def _encoded(
+    given: Given, way: Way, asked: Sequence[Item], tokenizer: Tokenizer, block_size: int
+) -> Iterator[Question]:
+    for number, item in enumerate(asked, start=1):
+        where = f"task {given.task.name}, question {number}"
+        try:
+            question = question_of(item, tokenizer, way.joined)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+        longest = max(map(len, question.endings))
+        if longest > block_size:
+            raise DataError(
+                f"{where}: an ending has {longest} ids, and the model sees at most block_size {block_size} of them"
+            )
+        yield question
+
+
+def _key(given: Given, way: Way, tokenizer: Tokenizer, precision: Precision, ranks: Ranks) -> str:
     facts = [given.task.name, way.name, given.data_hash, tokenizer.sha256, precision, *ranks]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

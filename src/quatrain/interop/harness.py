@@ -6,6 +6,8 @@ from typing import Any
 from quatrain.errors import DataError, UsageError
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.endings import Question, answer
+from quatrain.inference.forward import Forward
+from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.inference.sampling import generate
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
@@ -14,13 +16,15 @@ from quatrain.text.tokenizers import Tokenizer
 GENERATED = 256  # ids, where a task names no limit: lm-eval's own default
 
 
-def adapter(model: GPT, tokenizer: Tokenizer, precision: Precision = "fp32") -> Any:
+def adapter(model: GPT, tokenizer: Tokenizer, precision: Precision = "fp32", ranks: Ranks = ALONE) -> Any:
     """An `lm_eval.api.model.LM`. Raises `UsageError` without the library."""
     try:
         from lm_eval.api.model import TemplateLM
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     except ImportError as error:
         raise UsageError("--lm-eval needs the library 'lm-eval': pip install 'quatrain[eval]'") from error
+
+    forward = Forward(model, precision)
 
     class Adapter(TemplateLM):  # type: ignore[misc]  # the library has no types
         """Ids and texts by our tokenizer; the prefix of an empty context is eot, as for its hf backend."""
@@ -62,7 +66,7 @@ def adapter(model: GPT, tokenizer: Tokenizer, precision: Precision = "fp32") -> 
                 raise DataError(f"a continuation has {len(ending)} ids, above block_size {model.config.block_size}")
             places.setdefault(context, []).append(number)
         questions = [Question(context, tuple(pairs[n][1] for n in numbers)) for context, numbers in places.items()]
-        answers = answer(model, questions, precision) or []
+        answers = answer(forward, questions, ranks=ranks) or []
         found = [(0.0, True)] * len(pairs)
         for numbers, one in zip(places.values(), answers, strict=True):
             for number, logprob, greedy in zip(numbers, one.logprobs, one.greedy, strict=True):
@@ -88,9 +92,10 @@ def run_tasks(
     items: int | None = None,
     precision: Precision = "fp32",
     task_manager: Any = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """The scores of tasks of lm-eval, by `lm_eval:NAME`. Raises `UsageError` for a task that it does not know."""
-    ours = adapter(model, tokenizer, precision)
+    ours = adapter(model, tokenizer, precision, ranks)
     import lm_eval
     from lm_eval.tasks import TaskManager
 

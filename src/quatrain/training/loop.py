@@ -135,7 +135,8 @@ class Trainer:
         self.at = Progressed()
         self.saved: int | None = None  # the step of the last checkpoint that this process wrote or read
         self.validated: dict[int, float] = {}
-        self.tasks = TaskScores(config.eval_tasks if config.eval_every else "", config.eval_items)
+        tasks = config.eval_tasks if config.eval_every else ""
+        self.tasks = TaskScores(tasks, config.eval_items, store.tokenizer, model.config.block_size)
         self.val_hash = data_hash(store.val, config.eval_tokens) if config.eval_every else ""
         self.settings = settings_sha256(model.config, optim, loader.config, replace(config, precision=self.precision))
         self.flops_per_token = flops_per_token(model.config, loader.config.seq_len)

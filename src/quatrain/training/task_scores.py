@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quatrain.inference.tasks import Given, evaluate_task, named_task
+from quatrain.inference.tasks import Given, check_fit, evaluate_task, named_task
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import Tokenizer
@@ -14,10 +14,12 @@ from quatrain.training.metrics import Row
 class TaskScores:
     """The tasks of `train.eval_tasks`, read once."""
 
-    def __init__(self, words: str, items: int) -> None:
-        """Raises `UsageError` or `DataError` for a task that is not there."""
+    def __init__(self, words: str, items: int, tokenizer: Tokenizer, block_size: int) -> None:
+        """Raises `UsageError` or `DataError` for a task that is not there, or has a question that cannot be asked."""
         names = [word.strip() for word in words.split(",") if word.strip()]
         self.given: list[Given] = [named_task(name, count=items or None) for name in names]
+        for given in self.given:
+            check_fit(given, tokenizer, block_size)
 
     def score(
         self, model: GPT, tokenizer: Tokenizer, precision: Precision, should_stop: Callable[[], bool]
