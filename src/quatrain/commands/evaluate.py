@@ -158,21 +158,25 @@ def _probes_told(result: dict[str, Any]) -> str:
     ]
     for family, settings in result["scores"].items():
         lines += ["", *_family_told(family, settings)]
-    lines += ["", *(f"  left out: {name}: {reason}" for name, reason in result["left_out"].items())]
-    return "\n".join(lines).rstrip()
+    left_out: dict[tuple[str, str], list[str]] = {}
+    for family, reasons in result["left_out"].items():
+        for setting, reason in reasons.items():
+            left_out.setdefault((family, reason), []).append(setting)
+    lines += [""] if left_out else []
+    lines += [f"left out: {family}, {'; '.join(names)}: {reason}" for (family, reason), names in left_out.items()]
+    return "\n".join(lines)
 
 
 def _family_told(family: str, settings: dict[str, Any]) -> list[str]:
     """The methods of a family of probes, and a line for each setting."""
     names = list(next(iter(settings.values())))
-    lines = []
+    lines: list[str] = []
     for name in names:
         scores = [scores[name] for scores in settings.values()]
         what, _, said = scores[0]["method"].partition(": ")
         lines += [] if lines else [f"{family}: {what}"]
-        low, high = min(score["chance"] for score in scores), max(score["chance"] for score in scores)
-        chance = f"{low:.4f}" if low == high else f"{low:.4f} .. {high:.4f}"
-        lines.append(f"  {name}: {said} (without the prompt {chance})")
+        chances = sorted({f"{score['chance']:.4f}" for score in scores})
+        lines.append(f"  {name}: {said} (without the prompt {' .. '.join({chances[0]: 0, chances[-1]: 0})})")
     width = max(map(len, settings))
     head = "".join(f"  {name:25}" for name in names)
     lines.append(f"  {'':{width}}{head}  count  ids a row  data")

@@ -102,17 +102,18 @@ class Impossible(Exception):
     """A probe cannot be made of this material."""
 
 
-def make_probes(material: Material, context: int) -> tuple[list[Probe], dict[str, str]]:
-    """The probes that fit into a context of so many ids, and by name why others were left out."""
-    probes, left_out = [], {}
+def make_probes(material: Material, context: int) -> tuple[list[Probe], dict[str, dict[str, str]]]:
+    """The probes that fit into a context of so many ids, and by family and setting why others were left out."""
+    probes: list[Probe] = []
+    left_out: dict[str, dict[str, str]] = {}
     for family, setting, make in _wanted(context):
         try:
             probe = make(material)
             if probe.length > context:
-                raise Impossible(f"a row takes {probe.length:,} ids, the context is {context:,}")
+                raise Impossible(f"longer than the context of {context:,} ids")
             probes.append(probe)
         except Impossible as reason:
-            left_out[f"{family}, {setting}"] = str(reason)
+            left_out.setdefault(family, {})[setting] = str(reason)
     return probes, left_out
 
 
@@ -137,7 +138,7 @@ def induction(material: Material, gap: int) -> Probe:
     ids, family, setting = material.words.ids, "induction", f"gap {gap}"
     size = min(REPEATED, gap, len(ids) // 2)
     if size < 2:
-        raise Impossible(f"the tokenizer has {len(ids)} ordinary ids, and 4 are needed")
+        raise Impossible(f"more different ids than the {len(ids)} ordinary ones of the tokenizer")
     rows = []
     for draws in material.draws(family, setting):
         segment = draws.different(ids, size)
@@ -227,7 +228,7 @@ def lookup(material: Material, shots: int) -> Probe:
 
 
 def echo(material: Material, shots: int) -> Probe:
-    """Pairs of a word and the same word, none twice, then a new word: counting what stood before cannot tell the rest."""
+    """Pairs of a word and the same word, none twice, then a new word; counting what stood before cannot tell."""
     arrow, line_break = material.words.arrow, material.words.line_break
 
     def prompt(draws: Draws) -> tuple[list[int], list[int]]:
@@ -253,9 +254,9 @@ def _few_shot(
     """Rows of prompts that ask for one id: the right one and others to choose from, it first."""
     count = len(material.words.words)
     if count < needed:
-        raise Impossible(f"it takes {needed} different words of one id, the tokenizer has {count}")
+        raise Impossible(f"more different words of one id than the {count} of the tokenizer")
     if separated and not (material.words.arrow and material.words.line_break):
-        raise Impossible("the tokenizer spells nothing to set keys apart from values, and pairs from pairs")
+        raise Impossible("the tokenizer spells nothing to set words and pairs apart, such as ':' and ','")
     rows, choices = [], CHOICES
     for draws in material.draws(family, _shown(shots)):
         ids, answers = prompt(draws)

@@ -46,7 +46,7 @@ class Prepared:
     """Probes that fit a tokenizer and a context."""
 
     probes: list[Probe]
-    left_out: dict[str, str]
+    left_out: dict[str, dict[str, str]]  # why, by family and setting
     material: Material
     context: int
 
