@@ -47,7 +47,7 @@ class Words(NamedTuple):
     words: tuple[int, ...]  # those of them that begin a word, where the tokenizer tells these apart; else all
     arrow: tuple[int, ...]  # between a key and its value
     line_break: tuple[int, ...]  # between pairs
-    letters: str  # that random strings are made of
+    letters: str  # that random strings are made of, of a-z
 
 
 def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
@@ -58,12 +58,13 @@ def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
     arrow = _first_spelled(tokenizer, [sign + ("" if spaced else " ") for sign in ARROWS])
     line_break = _first_spelled(tokenizer, BREAKS)
     signs = {*arrow, *line_break}
+    letters = "".join(letter for letter in string.ascii_lowercase if spells(tokenizer, letter))
     return Words(
         ids,
         tuple(token for token in (words if spaced else ids) if token not in signs),
         arrow,
         line_break,
-        "".join(letter for letter in string.ascii_lowercase if spells(tokenizer, letter)),
+        letters if spells(tokenizer, letters[::-1]) else "",
     )
 
 
