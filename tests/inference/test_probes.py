@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quatrain.errors import UsageError
-from quatrain.inference.probe_rows import FRAMES, LENGTHS, SHOTS, Probe
+from quatrain.inference.probe_kinds import FRAMES, LENGTHS, SHOTS
+from quatrain.inference.probe_rows import Probe
 from quatrain.inference.probe_words import MOST_IDS, Draws, words_of
 from quatrain.inference.probes import Prepared, ask, evaluate_probes, prepare_probes
 from quatrain.model.config import ModelConfig

@@ -15,7 +15,8 @@ import torch
 from quatrain.errors import UsageError
 from quatrain.inference.ngram import Said, counted
 from quatrain.inference.predictions import predictions
-from quatrain.inference.probe_rows import Material, Measure, Probe, Row, make_probes
+from quatrain.inference.probe_kinds import make_probes
+from quatrain.inference.probe_rows import Material, Measure, Probe, Row
 from quatrain.inference.probe_words import words_of
 from quatrain.inference.tally import Tally
 from quatrain.model.device import Precision, autocast
