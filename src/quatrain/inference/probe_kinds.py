@@ -129,7 +129,7 @@ def copying(material: Material, length: int, kind: str) -> Probe:
                 greedy_from(0),
                 _commonest(material, length),
             ),
-            Measure("exact", "share of strings of which every id is likeliest", all_greedy, float(len(letters)) ** -length),
+            Measure("exact", "share of strings that greedy decoding gives", all_greedy, float(len(letters)) ** -length),
         ),
     )
 
