@@ -96,6 +96,42 @@ def test_a_task_needs_no_store(run):
     assert [facts[key] for key in sorted(KEYS)] == [None] * len(KEYS)
 
 
+def test_probes_stand_beside_the_loss_each_with_what_it_depends_on(run):
+    answer = done("evaluate", "run", "--probes", "--items", "4", "--json")
+    probes = answer.json["probes"]
+    assert answer.json["loss"] == done("evaluate", "run", "--json").json["loss"]
+    assert (probes["rows"], probes["context_length"], probes["precision"]) == (4, 16, "fp32")
+    assert set(probes["scores"]) == {"induction", "pattern", "lookup", "echo"}
+    assert f"data {probes['data_hash'][:16]}" in answer.err
+    for settings in probes["scores"].values():
+        for setting, scores in settings.items():
+            line = next(line for line in answer.err.splitlines() if scores_hash(scores) in line)
+            assert line.split("  ")[1] == setting
+            for score in scores.values():
+                assert f"{score['value']:.4f} ± {score['standard_error']:.4f} ({score['baseline']:.4f})" in line
+                assert f"{score['count']:,}" in line or score["count"] == 4
+                assert score["method"].partition(": ")[2] in answer.err
+    assert done("evaluate", "run", "--probes", "--items", "4", "--json").out == answer.out
+    assert done("evaluate", "run", "--json").json["probes"] is None
+
+
+def scores_hash(scores):
+    (found,) = {score["data_hash"][:16] for score in scores.values()}
+    return found
+
+
+def test_probes_need_no_store_and_name_what_does_not_fit(run):
+    shutil.copytree(run / "checkpoints" / "step_00000006", "alone")
+    answer = done("evaluate", "alone", "--probes", "--items", "1", "--seq-len", "3", "--json")
+    assert [answer.json[key] for key in sorted(KEYS)] == [None] * len(KEYS)
+    probes = answer.json["probes"]
+    assert list(probes["scores"]) == ["pattern"]
+    assert probes["scores"]["pattern"]["0 shots"]["choice"]["standard_error"] is None
+    assert probes["left_out"]["induction"] == {"gap 2": "longer than the context of 3 ids"}
+    assert "left out: induction, gap 2: longer than the context of 3 ids" in answer.err
+    assert "left out: echo, 0 shots; 1 shot; 2 shots; 4 shots" in answer.err
+
+
 def test_one_checkpoint_folder_is_evaluated_as_the_run_is():
     newest = done("evaluate", "run/checkpoints/step_00000006", "--json").json
     assert newest == done("evaluate", "run", "--json").json
@@ -165,6 +201,7 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
         (["run", "--text", "nope.txt"], "nope.txt"),
         (["run", "--text", "a.txt", "--data", "b"], "--text a.txt and --data b: one of them is scored"),
         (["run", "--task", "nope"], "no task 'nope'"),
+        (["run", "--probes", "--items", "0"], "--items is 0, it must be at least 1"),
         (["run", "--items", "0"], "--items is 0, it must be at least 1"),
         (["run", "--file", "a.jsonl"], "--file a.jsonl goes with one --task"),
         (["run", "--device", "tpu"], "device 'tpu' is not on this machine"),

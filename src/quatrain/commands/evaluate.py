@@ -1,4 +1,4 @@
-"""quatrain evaluate: loss, perplexity and bits per byte of a run, and tasks."""
+"""quatrain evaluate: loss, perplexity and bits per byte of a run, tasks, and in-context probes."""
 
 import os
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ def evaluate(
     file: Path | None = None,
     items: int | None = None,
     lm_eval: str = "",
+    probes: Annotated[bool, Parameter(negative=())] = False,
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str = "auto",
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -71,9 +72,11 @@ def evaluate(
     file
         The data of the one task that --task names.
     items
-        Score only the first questions of each task.
+        Score only the first questions of each task, and so many rows of each probe (50 if not given).
     lm_eval
         Tasks of lm-eval (extra eval), with commas between them, run in this process: hellaswag,arc_easy.
+    probes
+        Score what the model does from its prompt alone: repeating, copying, examples (docs/evaluate.md).
     precision
         fp32 or bf16.
     device
@@ -95,7 +98,7 @@ def evaluate(
     if text is not None:
         result = _of_text(loaded, text, how, precision)
     else:
-        result = _of_store(loaded, data, split, how, precision, needed=not (given or harness))
+        result = _of_store(loaded, data, split, how, precision, needed=not (given or harness or probes))
     if "loss" in result:
         say(_told(result, loaded.checkpoint, max_tokens))
         if by_position:
@@ -110,7 +113,8 @@ def evaluate(
         say(_harness_told(tasks, harness))
     if loaded.ranks.rank:
         return None
-    return dict.fromkeys(KEYS) | result | {"tasks": tasks, "checkpoint": str(loaded.checkpoint)}
+    probed = _score_probes(loaded, how.seq_len, items, precision) if probes else None
+    return dict.fromkeys(KEYS) | result | {"tasks": tasks, "probes": probed, "checkpoint": str(loaded.checkpoint)}
 
 
 def _tasks(words: str, file: Path | None, items: int | None) -> "list[Given]":
@@ -136,6 +140,62 @@ def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "b
     memory.forget()
     say(_task_told(result))
     return result
+
+
+def _score_probes(
+    loaded: "_Loaded", context: int, items: int | None, precision: Literal["fp32", "bf16"]
+) -> dict[str, Any]:
+    """Every in-context probe that fits, told when all are done."""
+    from quatrain.inference.forward import Forward
+    from quatrain.inference.probes import ROWS, evaluate_probes, prepare_probes
+
+    prepared = prepare_probes(loaded.tokenizer, loaded.model.config.vocab_size, context, items or ROWS)
+    with progress("probes", prepared.ids) as done:
+        result = evaluate_probes(Forward(loaded.model, precision), prepared, done)
+    say(_probes_told(result))
+    return result
+
+
+def _probes_told(result: dict[str, Any]) -> str:
+    lines = [
+        f"probes: what it does from its prompt alone, {result['rows']:,} rows each, in at most "
+        f"{result['context_length']:,} ids, {result['precision']}, data {result['data_hash'][:16]}",
+        f"  in brackets: {result['baseline']}",
+    ]
+    for family, settings in result["scores"].items():
+        lines += ["", *_family_told(family, settings)]
+    left_out: dict[tuple[str, str], list[str]] = {}
+    for family, reasons in result["left_out"].items():
+        for setting, reason in reasons.items():
+            left_out.setdefault((family, reason), []).append(setting)
+    lines += [""] if left_out else []
+    lines += [f"left out: {family}, {'; '.join(names)}: {reason}" for (family, reason), names in left_out.items()]
+    return "\n".join(lines)
+
+
+def _family_told(family: str, settings: dict[str, Any]) -> list[str]:
+    """The methods of a family of probes, and a line for each setting."""
+    names = list(next(iter(settings.values())))
+    lines: list[str] = []
+    for name in names:
+        scores = [scores[name] for scores in settings.values()]
+        what, _, said = scores[0]["method"].partition(": ")
+        lines += [] if lines else [f"{family}: {what}"]
+        chances = sorted({f"{score['chance']:.4f}" for score in scores})
+        lines.append(f"  {name}: {said} (without the prompt {' .. '.join({chances[0]: 0, chances[-1]: 0})})")
+    width = max(map(len, settings))
+    head = "".join(f"  {name:25}" for name in names)
+    lines.append(f"  {'':{width}}{head}  count  ids a row  data")
+    for setting, row in settings.items():
+        cells = "".join(f"  {_probe_cell(score):25}" for score in row.values())
+        facts = row[names[0]]
+        size = f"{facts['count']:>7,}  {facts['context_length']:>9,}  {facts['data_hash'][:16]}"
+        lines.append(f"  {setting:{width}}{cells}{size}")
+    return lines
+
+
+def _probe_cell(score: dict[str, Any]) -> str:
+    return f"{score['value']:.4f}{_error(score['standard_error'], 4)} ({score['baseline']:.4f})"
 
 
 def _harness_told(tasks: dict[str, Any], names: list[str]) -> str:

@@ -17,7 +17,6 @@ from quatrain.inference.predictions import predictions
 from quatrain.inference.ranks import ALONE, Ranks
 from quatrain.model.masks import Causal, Dense, Mask
 
-IDS_AT_ONCE = {"cuda": 1 << 16}  # in one forward, padding counted; elsewhere 2^9: a CPU gains nothing from more
 PAIRS_AT_ONCE = 1 << 26  # positions of a dense mask
 
 
@@ -91,6 +90,11 @@ def answer(
     return [Answer(tuple(logprobs[part]), tuple(flag == 0 for flag in elsewhere[part])) for part in parts]
 
 
+def ids_at_once(device: torch.device) -> int:
+    """How many ids one forward reads, padding counted: a CPU gains nothing from more."""
+    return 1 << 16 if device.type == "cuda" else 1 << 9
+
+
 def truncated(question: Question, block_size: int) -> bool:
     """Whether the model cannot see the whole question at once."""
     return len(question.context) + max(map(len, question.endings)) > block_size + 1
@@ -113,7 +117,7 @@ def _rows(questions: Sequence[Question], block_size: int) -> list[Row]:
 
 
 def _batches(rows: list[Row], device: torch.device) -> Iterator[list[Row]]:
-    at_once = IDS_AT_ONCE.get(device.type, 1 << 9)
+    at_once = ids_at_once(device)
     first = 0
     while first < len(rows):
         length = rows[first].length
