@@ -22,6 +22,7 @@ from quatrain.tokens.store import SPLITS, SplitName
 from quatrain.training.metrics import Row
 from quatrain.web import runs as run_folders
 from quatrain.web import store_data
+from quatrain.web.refusals import Refused
 from quatrain.web.through import Asked, Through, parse
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -53,14 +54,9 @@ async def page_file(request: Request) -> Response:
     kind = TYPES.get(Path(name).suffix)
     files = {file.name: file for file in resources.files("quatrain.web").joinpath("page").iterdir()}
     if kind is None or name not in files:
-        return failed("no such file of the page", 404)
+        return Refused(404, "no such file of the page").response()
     # Another version of quatrain may answer at the same address tomorrow.
     return Response(files[name].read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
-
-
-def failed(message: str, status: int) -> JSONResponse:
-    """An error as one sentence, in the form of the completions API."""
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
 
 class Dashboard:
@@ -137,9 +133,9 @@ class Dashboard:
             raise run_folders.NotHere(f"no run '{name[:80]}' is shown here{did_you_mean(name[:80], self.runs)}")
         return self.runs[name]
 
-    def _failed(self, error: QuatrainError) -> JSONResponse:
+    def _failed(self, error: QuatrainError) -> Response:
         status = 404 if isinstance(error, run_folders.NotHere) else 400 if isinstance(error, UsageError) else 500
-        return failed(self._without_paths(str(error)), status)
+        return Refused(status, self._without_paths(str(error))).response()
 
     def _without_paths(self, message: str) -> str:
         """A message as a reader at another machine may see it."""

@@ -141,7 +141,7 @@ def _store(run: Path) -> dict[str, Any]:
     try:
         store = open_store(run)
     except DataError:
-        return {"store": store_folder(run).name or None, "store_here": False, "bytes_per_token": None}
+        return {"store": store_folder(run).name, "store_here": False, "bytes_per_token": None}
     val = store.facts["splits"]["val"]
     targets, size = val["tokens"] - 1, val.get("bytes")
     return {
@@ -153,8 +153,9 @@ def _store(run: Path) -> dict[str, Any]:
 
 def store_folder(run: Path) -> Path:
     """The folder of the store that a run was trained on; the one inside the run where it was moved with it."""
-    told = Path(str(_recipe(run).get("data", {}).get("store", "")))
-    return run / "store" if not told.is_dir() and (run / "store").is_dir() else told
+    told = str(_recipe(run).get("data", {}).get("store", ""))
+    inside = run / "store"
+    return inside if not told or (inside.is_dir() and not Path(told).is_dir()) else Path(told)
 
 
 def open_store(run: Path) -> TokenStore:
@@ -163,8 +164,7 @@ def open_store(run: Path) -> TokenStore:
     try:
         return TokenStore(folder)
     except (DataError, OSError) as error:
-        name = f"'{folder.name}'" if folder.name else "(none is named in its recipe.toml)"
         raise NotHere(
-            f"the token store of this run, {name}, cannot be read on this machine; look at it where it is with: "
+            f"the token store of this run, '{folder.name}', cannot be read on this machine; look at it where it is with: "
             f"quatrain inspect STORE"
         ) from error
