@@ -17,7 +17,10 @@ import pytest
 from quatrain import cli, console
 from quatrain.recipes.resolve import options
 
-COMMANDS = ["prepare", "train", "evaluate", "sample", "inspect", "adopt", "export", "ablate", "plan", "recipes", "demo"]
+COMMANDS = [
+    *("prepare", "train", "evaluate", "sample", "serve", "inspect", "adopt", "export", "ablate", "plan", "recipes"),
+    "demo",
+]
 
 # A model that trains in a blink: 6 steps of 4 windows of 16 ids.
 TINY = [

@@ -25,6 +25,7 @@ from quatrain.commands.plan import plan
 from quatrain.commands.prepare import prepare
 from quatrain.commands.recipes import recipes
 from quatrain.commands.sample import sample
+from quatrain.commands.serve import serve
 from quatrain.commands.train import settings_help, train
 from quatrain.errors import QuatrainError, UsageError, did_you_mean
 
@@ -79,7 +80,7 @@ def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         help_format="plaintext",
         default_parameter=cyclopts.Parameter(allow_repeating=True),  # later wins, as it does among settings
     )
-    for command in (prepare, evaluate, sample, inspect, adopt, export, ablate, plan, recipes, demo):
+    for command in (prepare, evaluate, sample, serve, inspect, adopt, export, ablate, plan, recipes, demo):
         app.command(command)
     app.command(train, help_epilogue=settings_help() if words[:1] == ["train"] else "")
     if words[:1] in TAKE_SETTINGS:

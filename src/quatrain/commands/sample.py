@@ -93,12 +93,12 @@ def sample(
     from quatrain.inference.sampling import SLOTS, prompt_ids, write
     from quatrain.model.device import pick_device
     from quatrain.model.pretrained import load_folder_tokenizer, load_model
-    from quatrain.training.checkpoint import find_checkpoint
+    from quatrain.training.checkpoint import find_checkpoint, restart_of
 
     checkpoint = find_checkpoint(run, say)
     model, tokenizer = load_model(checkpoint, pick_device(device)), load_folder_tokenizer(checkpoint)
     ids = prompt_ids(tokenizer, prompt, model.config.block_size, config)
-    engine = Engine(model, min(n, SLOTS), dtype)
+    engine = Engine(model, min(n, SLOTS), dtype, restart_of(checkpoint, tokenizer.eot))
     if engine.dtype != dtype:
         say(f"{dtype} does not run here: {engine.dtype}")
     streamed = _Streamed(prompt)

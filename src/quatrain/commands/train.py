@@ -1,6 +1,9 @@
 """quatrain train: a token store to a run folder; the same command again resumes."""
 
+import contextlib
+import os
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +15,7 @@ from quatrain.errors import ConfigError, DataError, UsageError
 from quatrain.recipes.config import RunConfig
 from quatrain.recipes.resolve import data_is_missing, differences, options, resolve, to_toml
 from quatrain.training.config import DECIDING
+from quatrain.web.live import PORT, live
 
 if TYPE_CHECKING:
     from quatrain.tokens.store import TokenStore
@@ -24,6 +28,7 @@ def train(
     out: Path | None = None,
     device: str | None = None,
     stop_at: int | None = None,
+    serve: Annotated[list[int] | None, Parameter(consume_multiple=(0, 1), negative=())] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> dict[str, Any]:
     """Train a GPT. The same command again goes on where the run stopped.
@@ -40,6 +45,8 @@ def train(
         auto, cpu, cuda, cuda:N or mps.
     stop_at
         Save at this step and end; the schedule still spans train.steps.
+    serve
+        Show the run's page while it trains, on this port of 127.0.0.1 (8000; 0 takes one that is free).
     json
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
@@ -47,30 +54,44 @@ def train(
     extra: dict[str, Any] = {} if data is None else {"data.store": str(data.resolve())}
     if device is not None:
         extra["device"] = device
-    config, named = resolve(recipe, settings, extra, also=("--data", "--out", "--device", "--stop-at", "--json"))
+    config, named = resolve(
+        recipe, settings, extra, also=("--data", "--out", "--device", "--stop-at", "--serve", "--json")
+    )
     if not config.data.store:
         raise data_is_missing("train", named)
     if stop_at is not None and stop_at < 0:
         raise ConfigError([f"--stop-at is {stop_at}, it must be at least 0"])
     run = out or _usual_folder(recipe)
     config = _fit(config, run)
-    from quatrain.training.loop import train as run_training
-    from quatrain.training.progress import TerminalWatcher
+    with _shown(run, serve):
+        from quatrain.training.loop import train as run_training
+        from quatrain.training.progress import TerminalWatcher
 
-    say(f"{recipe} on {config.data.store} -> {run} ({config.train.precision})")
-    done = run_training(
-        config.model,
-        config.optim,
-        config.data,
-        config.train,
-        run,
-        to_toml(config, named.head if named else ""),
-        config.device,
-        stop_at,
-        TerminalWatcher(),
-    )
+        say(f"{recipe} on {config.data.store} -> {run} ({config.train.precision})")
+        done = run_training(
+            config.model,
+            config.optim,
+            config.data,
+            config.train,
+            run,
+            to_toml(config, named.head if named else ""),
+            config.device,
+            stop_at,
+            TerminalWatcher(),
+        )
     say(_told(done, config))
     return done
+
+
+@contextlib.contextmanager
+def _shown(run: Path, port: list[int] | None) -> Iterator[None]:
+    """Show the run's page, where that is asked for; of a distributed launch one process does."""
+    if port is None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with live(run, *(port or [PORT])) as url:
+        say(f"the run's page: {url}")
+        yield
 
 
 def _usual_folder(recipe: str) -> Path:

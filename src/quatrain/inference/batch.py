@@ -18,6 +18,7 @@ from quatrain.inference.stops import StopTexts, ids_of
 from quatrain.mixing import derive
 from quatrain.text.tokenizers import Tokenizer
 
+LONGEST_CHARACTER = 4  # bytes of UTF-8, so ids at most
 OnText = Callable[[int, str], None]  # the number of the sample, and the text that has become certain
 
 
@@ -29,6 +30,7 @@ class Sample:
     ids: list[int]
     finish_reason: Literal["stop", "length"]
     logprobs: list[TokenLogprob] | None = None  # of the ids, where they were asked for
+    end: TokenLogprob | None = None  # of the eot that ended it, likewise
 
 
 class Decoder(Protocol):
@@ -39,13 +41,14 @@ class Decoder(Protocol):
     lengths: list[int]
 
     def prefill(self, slots: Sequence[int], rows: Sequence[Sequence[int]]) -> Tensor: ...
+    def read(self, slot: int, ids: Sequence[int]) -> Tensor: ...
     def decode(self, slots: Sequence[int], ids: Sequence[int]) -> Tensor: ...
     def fork(self, slot: int, to: Sequence[int]) -> None: ...
     def free(self, slot: int) -> None: ...
 
 
 class Writing:
-    """One sample in the making."""
+    """One sample in the making. With `scores_prompt` the log-probabilities of the prompt's ids are told as well."""
 
     def __init__(
         self,
@@ -55,22 +58,34 @@ class Writing:
         number: int,
         limit: int,
         on_text: OnText = lambda number, text: None,
+        scores_prompt: bool = False,
     ) -> None:
         self.config, self.number, self.limit, self.on_text = config, number, limit, on_text
         self.prompt = list(prompt)
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.ends: list[int] = []  # characters that are complete behind each id
+        self.scores_prompt = scores_prompt
+        self.prompt_logprobs: list[TokenLogprob] = []  # of all ids but the first
         self.done = limit == 0
         self.at_eot = False
         self._eot = tokenizer.eot
+        self._end: TokenLogprob | None = None
         self._stream = tokenizer.stream()
+        # A prompt of ids may end within a character, and a tokenizer may spell an id by what is before it.
+        for token in self.prompt[-LONGEST_CHARACTER:]:
+            self._stream.push(token)
         self._stops = StopTexts(config.stop)
-        self._ends: list[int] = []  # characters that are complete behind each id
 
     @property
     def row(self) -> list[int]:
         """All ids so far."""
         return self.prompt + self.ids
+
+    @property
+    def certain(self) -> int:
+        """How many ids the text takes that has been told."""
+        return ids_of(len(self._stops.text), self.ends)
 
     @property
     def draw(self) -> float:
@@ -80,25 +95,31 @@ class Writing:
     def take(self, token: int, logits: Tensor) -> None:
         """Go on by one id, which was drawn from these logits (V,); the text that is certain is told."""
         self.at_eot = token == self._eot
+        logprob = None if self.config.logprobs is None else logprob_of(logits, token, self.config.logprobs)
         if self.at_eot:
-            self.done = True
+            self.done, self._end = True, logprob
             return
         piece = self._stream.push(token)
         self.ids.append(token)
-        if self.config.logprobs is not None:
-            self.logprobs.append(logprob_of(logits, token, self.config.logprobs))
-        self._ends.append((self._ends[-1] if self._ends else 0) + len(piece))
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        self.ends.append((self.ends[-1] if self.ends else 0) + len(piece))
         self._tell(self._stops.push(piece))
         self.done = self._stops.found or len(self.ids) == self.limit
+
+    def score_prompt(self, logits: Tensor) -> None:
+        """Take the logits (T, V) behind each id of the prompt."""
+        count = self.config.logprobs or 0
+        self.prompt_logprobs = [logprob_of(*pair, count) for pair in zip(logits, self.prompt[1:], strict=False)]
 
     def end(self) -> Sample:
         """The sample; what was held back of its text is told."""
         self._tell(self._stops.push(self._stream.end()))
         self._tell(self._stops.end())
-        kept = ids_of(len(self._stops.text), self._ends) if self._stops.found else len(self.ids)
+        kept = self.certain if self._stops.found else len(self.ids)
         reason: Literal["stop", "length"] = "stop" if self.at_eot or self._stops.found else "length"
         logprobs = None if self.config.logprobs is None else self.logprobs[:kept]
-        return Sample(self._stops.text, self.ids[:kept], reason, logprobs)
+        return Sample(self._stops.text, self.ids[:kept], reason, logprobs, None if self._stops.found else self._end)
 
     def _tell(self, text: str) -> None:
         self.on_text(self.number, text)
@@ -153,7 +174,7 @@ class Batch:
                 done.append(writing)
                 continue
             slot = free.pop(0)
-            if read and read[0] == writing.prompt:
+            if read and read[0] == writing.prompt and not writing.scores_prompt:
                 self.engine.fork(read[1], [slot])
                 self._next[slot] = self._next[read[1]]
             else:
@@ -199,6 +220,10 @@ class Batch:
 
     def _read(self, slot: int, writing: Writing) -> Tensor:
         seen = visible(writing.row, self.engine.config.block_size)
+        if writing.scores_prompt and not writing.ids:
+            logits = self.engine.read(slot, seen)
+            writing.score_prompt(logits)
+            return logits[-1]
         return self.engine.prefill([slot], [seen])[0]
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -147,6 +148,18 @@ def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, if it does."""
     run = checkpoint.resolve().parent.parent
     return run if (run / "recipe.toml").is_file() else None
+
+
+def restart_of(checkpoint: Path, eot: int) -> int | None:
+    """The id behind which the model begins anew, as its run trained it: eot, or None where windows cross documents."""
+    run = run_of(checkpoint)
+    if run is None:
+        return None
+    try:
+        packing = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")).get("data", {}).get("packing")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{run}/recipe.toml: cannot be read ({error})") from error
+    return None if packing in (None, "concat") else eot
 
 
 def read_state(folder: Path) -> TrainerState:

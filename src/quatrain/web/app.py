@@ -2,6 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -40,9 +43,17 @@ def create_app(serving: "Serving | None", routes: Sequence[BaseRoute] = (), door
     return app
 
 
+def page_routes(runs: list[Path]) -> list[BaseRoute]:
+    """The page of some runs, where this installation has it."""
+    name = "quatrain.web.dashboard"
+    return list(import_module(name).routes(runs)) if find_spec(name) else []
+
+
 async def health(request: Request) -> Response:
     """Whether the server can do its work."""
-    serving = request.app.state.serving
+    serving: Serving | None = request.app.state.serving
+    if serving is not None and serving.dead:
+        raise Refused(503, "the engine has failed; the server ends")
     return JSONResponse({"status": "ok", "model": serving.name if serving else None})
 
 

@@ -59,9 +59,10 @@ def refuse(request: Request, error: Exception) -> Response:
         return error.response()
     assert isinstance(error, HTTPException)
     path = shown(request.url.path)
+    allowed = (error.headers or {}).get("Allow", "another method")
     found = {
         404: f"nothing is at {path}; there is /v1/completions, /v1/models and /healthz",
-        405: f"{path} does not take {shown(request.method)}; it takes {(error.headers or {}).get('Allow', 'another method')}",
+        405: f"{path} does not take {shown(request.method)}; it takes {allowed}",
     }
     headers = dict(error.headers or {})
     return Refused(error.status_code, found.get(error.status_code, error.detail), headers=headers).response()
