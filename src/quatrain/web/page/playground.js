@@ -20,8 +20,9 @@ export function playgroundView() {
 
   async function listModels() {
     try {
-      const names = (await get("v1/models")).data.map((model) => model.id);
-      fillSelect(form.elements.model, names);
+      const models = Object.fromEntries((await get("v1/models")).data.map((model) => [model.id, model.checkpoint]));
+      const names = Object.keys(models);
+      fillSelect(form.elements.model, names, (name) => [name, models[name]].filter(Boolean).join(", "));
       if (!names.length) status.textContent = "No model is served yet: quatrain serve RUN speaks from a run's newest checkpoint, and a run that has just begun has none.";
       else if (!written) status.textContent = "";
       return names.length > 0;
@@ -139,6 +140,14 @@ export function playgroundView() {
   return { show: listModels };
 }
 
+const PART = /^bytes:(\\x[0-9a-f]{2})+$/; // how the server spells a token that is no whole characters
+
+// What a token is in UTF-8.
+function bytesOf(text) {
+  if (!PART.test(text)) return new TextEncoder().encode(text);
+  return Uint8Array.from(text.match(/[0-9a-f]{2}(?=\\|$)/g), (byte) => parseInt(byte, 16));
+}
+
 const ENDED = { stop: "it ended by itself, or at a stop text", length: "it reached max tokens or the model's length" };
 
 function progress(count, started) {
@@ -184,8 +193,9 @@ function offer(one, token, choose) {
   return element("button", { type: "button", "aria-current": here && "true", onclick: choose }, ...words);
 }
 
-// A token as it can be seen: spaces and line ends too.
+// A token as it can be seen: spaces, line ends and parts of characters too.
 function spelled(text) {
+  if (PART.test(text)) return text.replace(":", "").replaceAll("\\x", " ");
   return `“${text.replaceAll("\n", "↵").replaceAll("\t", "⇥")}”`;
 }
 
@@ -204,6 +214,7 @@ class Paper {
   begin(prompt) {
     this.tokens = [];
     this.buttons = [];
+    this.characters = new TextDecoder();
     this.host.replaceChildren(element("span", { class: "given" }, prompt));
   }
 
@@ -211,8 +222,8 @@ class Paper {
     const told = `${spelled(token.text)}, ${percent(Math.exp(token.logprob))}${token.chosen ? ", chosen by you" : ""}`;
     const kind = `token band${bandOf(token.logprob)}${token.chosen ? " chosen" : ""}`;
     const first = this.buttons.length === 0;
-    const made = element("span", { class: kind, role: "button", tabindex: first ? "0" : "-1", title: told, "aria-label": told }, token.text);
-    if (!token.text) made.textContent = "∅"; // half a character: a later token holds the rest
+    const made = element("span", { class: kind, role: "button", tabindex: first ? "0" : "-1", title: told, "aria-label": told });
+    made.textContent = this.characters.decode(bytesOf(token.text), { stream: true }) || "·"; // the rest comes with a later token
     this.tokens.push(token);
     this.buttons.push(made);
     this.host.append(made);
@@ -221,6 +232,8 @@ class Paper {
   cut(place) {
     for (const button of this.buttons.splice(place)) button.remove();
     this.tokens.splice(place);
+    this.characters = new TextDecoder(); // in the state in which the tokens that stay leave it
+    for (const { text } of this.tokens) this.characters.decode(bytesOf(text), { stream: true });
   }
 
   mark(place) {

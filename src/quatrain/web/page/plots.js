@@ -91,7 +91,8 @@ export class Chart {
       const value = at === null || at === undefined ? line.y.at(-1) : line.y[nearest(line.x, at)];
       return `${line.name} ${this.spelled(value)}`;
     });
-    const where = at === null || at === undefined ? "last" : spelledX(this.how.x, at);
+    const moment = at === null || at === undefined ? "last" : spelledX(this.how.x, at);
+    const where = this.lines.some((line) => line.faint) ? `${moment}, smoothed` : moment;
     this.readout.textContent = words.length ? `${where}: ${words.join(" · ")}` : "nothing measured yet";
     if (at === null || at === undefined) this.plot.setAttribute("aria-label", `${this.title}. ${this.readout.textContent}. Arrow keys read along the curve`);
     this.readout.setAttribute("aria-live", at === null || at === undefined ? "off" : "polite");
