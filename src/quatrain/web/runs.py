@@ -165,6 +165,6 @@ def open_store(run: Path) -> TokenStore:
         return TokenStore(folder)
     except (DataError, OSError) as error:
         raise NotHere(
-            f"the token store of this run, '{folder.name}', cannot be read on this machine; look at it where it is with: "
-            f"quatrain inspect STORE"
+            f"the token store of this run, '{folder.name}', cannot be read on this machine; where it is, look "
+            f"at it with: quatrain inspect STORE"
         ) from error

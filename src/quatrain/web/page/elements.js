@@ -25,7 +25,7 @@ export function fillSelect(select, values, spelled = (value) => value) {
   select.dataset.told = told;
 }
 
-const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 const whole = new Intl.NumberFormat("en");
 
 export const short = (value) => compact.format(value);

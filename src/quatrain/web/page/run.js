@@ -1,8 +1,8 @@
 // The view of runs: their numbers and curves, kept up to date while they are written.
 
 import { Failure, get } from "./api.js";
-import { decimals, duration, element, exactPercent, grouped, percent, significant } from "./elements.js";
-import { Chart, runColour } from "./plots.js";
+import { decimals, duration, element, exactPercent, grouped, percent, short, significant } from "./elements.js";
+import { Chart } from "./plots.js";
 import { samplesView } from "./samples.js";
 import { History, points } from "./series.js";
 
@@ -27,11 +27,11 @@ const ABOUT_REFERENCES =
 
 // Charts in their order; `from` are the lines of a history that one draws, the first is smoothed.
 const CHARTS = [
-  { name: "loss", title: "Loss", unit: "nats a token; thick with points: validation", from: ["loss", "val_loss"], tall: true },
-  { name: "bits", title: "Bits per byte", unit: "of validation text", from: ["bits_per_byte"] },
+  { name: "loss", title: "Loss", unit: "nats a token; thick with points: validation", from: ["loss", "val_loss"], tall: true, falls: true },
+  { name: "bits", title: "Bits per byte", unit: "of validation text", from: ["bits_per_byte"], falls: true },
   { name: "lr", title: "Learning rate", from: ["lr"] },
-  { name: "grad_norm", title: "Gradient norm", unit: "before clipping", from: ["grad_norm"] },
-  { name: "tokens_per_second", title: "Tokens per second", from: ["tokens_per_second"] },
+  { name: "grad_norm", title: "Gradient norm", unit: "before clipping", from: ["grad_norm"], falls: true },
+  { name: "tokens_per_second", title: "Tokens per second", from: ["tokens_per_second"], spelled: short },
   { name: "mfu", title: "MFU", unit: "of the device's peak", from: ["mfu"], spelled: exactPercent },
 ];
 const SMOOTHED = new Set(["loss", "grad_norm", "tokens_per_second", "mfu"]);
@@ -178,7 +178,7 @@ function linesOf(runs, chart, how) {
       const span = SMOOTHED.has(from) ? how.smoothing : 0;
       const placed = (smoothing) => points(line, how.x, run.facts.flops_per_token, smoothing, how.logX, how.logY);
       const label = from === "val_loss" ? `${name} validation` : name;
-      const shared = { name: label, colour: runColour(run.number) };
+      const shared = { run: name, number: run.number, name: label };
       if (span) found.push({ ...shared, ...placed(0), faint: true });
       found.push({ ...shared, ...placed(span), points: MEASURED_SELDOM(from) });
     }
