@@ -48,8 +48,8 @@ FILES = {
 }
 
 
-def state(step: int) -> TrainerState:
-    return TrainerState(step, step * 4, step * 64, 0.1 * step, "data", "tokenizer", "settings", "next", {})
+def state(step: int, tokenizer: str = "tokenizer") -> TrainerState:
+    return TrainerState(step, step * 4, step * 64, 0.1 * step, "data", tokenizer, "settings", "next", {})
 
 
 def network(store: TokenStore, seed: int = 1, **changes: object) -> tuple[GPT, torch.optim.Optimizer]:
@@ -65,7 +65,7 @@ def network(store: TokenStore, seed: int = 1, **changes: object) -> tuple[GPT, t
 
 def save(run: Path, store: TokenStore, step: int, seed: int | None = None) -> Path:
     model, optimizer = network(store, step if seed is None else seed)
-    return save_checkpoint(run, model, store.tokenizer, optimizer, state(step))
+    return save_checkpoint(run, model, store.tokenizer, optimizer, state(step, store.tokenizer.sha256))
 
 
 @pytest.fixture(scope="module")
@@ -388,5 +388,5 @@ def test_switches_for_learning_faster_decide_numbers(change: dict[str, object]) 
 def test_what_was_restored_can_be_saved_again_as_the_same_bytes(sonnets: TokenStore, run: Path, tmp_path: Path) -> None:
     model, optimizer = network(sonnets, seed=99)
     restore(checkpoint_folder(run, 20), model, optimizer)
-    again = save_checkpoint(tmp_path / "again", model, sonnets.tokenizer, optimizer, state(20))
+    again = save_checkpoint(tmp_path / "again", model, sonnets.tokenizer, optimizer, state(20, sonnets.tokenizer.sha256))
     assert content(again) == content(checkpoint_folder(run, 20))

@@ -95,7 +95,7 @@ def serve(
         say(_welcome(serving, door, address(host, port)))
         server.here()
     if serving.dead:
-        raise QuatrainError("the engine failed again and again; what went wrong stands above. Start the server again")
+        raise QuatrainError("the engine failed again and again; what went wrong stands above")
     return {"url": address(host, port), "model": serving.name}
 
 

@@ -132,7 +132,7 @@ def find_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
         wrong = damage(path) if (path / "manifest.json").is_file() else None
         if wrong is not None:
             raise DataError(f"{path}: {wrong}; take another checkpoint of the run")
-        return path
+        return _with_its_tokenizer(path)
     if (path / "store.json").is_file() and not (path / "checkpoints").is_dir():
         raise DataError(f"{path}: a token store, not a run; give the run that was trained on it")
     if not (path / "checkpoints").is_dir():
@@ -141,7 +141,19 @@ def find_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
     folder = newest_good(path, report)
     if folder is None:
         raise DataError(f"{path}: no whole checkpoint in this run; give its train command again")
-    return folder
+    return _with_its_tokenizer(folder)
+
+
+def _with_its_tokenizer(checkpoint: Path) -> Path:
+    """The same folder, if its tokenizer is the one of its training: with another one every text is another."""
+    if (checkpoint / "trainer.json").is_file() and (checkpoint / "tokenizer.json").is_file():
+        expected, found = read_state(checkpoint).tokenizer_sha256, _sha256(checkpoint / "tokenizer.json")
+        if found != expected:
+            raise DataError(
+                f"{checkpoint}: its tokenizer.json is not the one that it was trained with (sha256 {found[:12]}, "
+                f"expected {expected[:12]}); put that one back, it is also in the token store"
+            )
+    return checkpoint
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from quatrain.text.visible import visible
 from quatrain.web.completions import complete, list_models, one_model
-from quatrain.web.guard import Door, Guard
-from quatrain.web.refusals import Refused, refuse
+from quatrain.web.guard import HEADERS, Door, Guard
+from quatrain.web.refusals import Refused, refuse, shown
 
 if TYPE_CHECKING:
     from quatrain.web.serving import Serving
@@ -36,7 +37,7 @@ def create_app(serving: "Serving | None", routes: Sequence[BaseRoute] = (), door
             *routes,
         ],
         middleware=[Middleware(Guard, door or Door())],
-        exception_handlers={Refused: refuse, HTTPException: refuse, Exception: failed},
+        exception_handlers={Refused: refuse, HTTPException: refuse, ClientDisconnect: left, Exception: failed},
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
@@ -57,7 +58,14 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "model": serving.name if serving else None})
 
 
+async def left(request: Request, error: Exception) -> Response:
+    """The client has gone: nobody reads this."""
+    return Response(status_code=499)
+
+
 async def failed(request: Request, error: Exception) -> Response:
     """A mistake of ours: the client learns that it is not its own, the terminal which one it is."""
-    print(f"error: {request.method} failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
-    return Refused(500, "the server failed at this request; it has said more on its terminal").response()
+    what = f"{request.method} {shown(request.url.path)} failed ({type(error).__name__}: {error})"
+    print(f"error: {visible(what)}", file=sys.stderr, flush=True)
+    message = "the server failed at this request; it has said more on its terminal"
+    return Refused(500, message, headers=HEADERS | {"cache-control": "no-store"}).response()  # the guard is further in

@@ -52,8 +52,6 @@ async def complete(request: Request) -> Response:
         return Events(answer)
     try:
         return JSONResponse(await unless_gone(answer.whole(), request.receive, serving.limits.seconds + GRACE))
-    except ClientDisconnect:
-        return Response(status_code=499)  # nobody reads it
     finally:
         order.cancel()
 

@@ -18,6 +18,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+HEADERS = {  # of every answer
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
 SAFE = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OPEN = ("/healthz",)  # paths that need no token
@@ -175,10 +181,7 @@ def _with_headers(send: Send) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            headers["content-security-policy"] = POLICY
-            headers["x-content-type-options"] = "nosniff"
-            headers["referrer-policy"] = "no-referrer"
-            headers["cross-origin-resource-policy"] = "same-origin"
+            headers.update(HEADERS)
             headers.setdefault("cache-control", "no-store")
         await send(message)
 

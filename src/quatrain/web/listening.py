@@ -23,6 +23,8 @@ SLOW_HEAD = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-lengt
 
 def listen(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket that listens; port 0 takes a free one. Raises `UsageError` that names the port and what to do."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"{option} is {port}, it must be in 0 .. 65535")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -34,8 +36,6 @@ def listen(host: str, port: int, option: str = "--port") -> socket.socket:
         raise UsageError(
             f"cannot listen on {host}, port {port} ({found}); give another with --host or {option}"
         ) from error
-    except OverflowError as error:
-        raise UsageError(f"{option} is {port}, it must be in 0 .. 65535") from error
 
 
 def address(host: str, port: int) -> str:
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
 
     def beside(self) -> None:
         """Serve in a thread of its own, which ends with the process or by `end`."""
-        self._thread = threading.Thread(target=self.here, name="server", daemon=True)
+        self._thread = threading.Thread(target=self.run, args=([self._sock],), name="server", daemon=True)
         self._thread.start()
 
     def leave(self) -> None:

@@ -167,7 +167,7 @@ class Serving:
         self.dead = False
         self._engine = engine
         self._batch = Batch(engine)
-        self._orders: dict[Writing, Choice] = {}  # of the engine's thread
+        self._choices: dict[Writing, Choice] = {}  # of the engine's thread
         self._failures = 0
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -237,7 +237,8 @@ class Serving:
                     self._failures = 0
             except Exception as error:
                 self._recover(error)
-        self._refuse_all(Refused(503, "the server is ending, and this request with it"))
+        for order in self._drop_all():
+            order.post(Refused(503, "the server is ending, and this request with it"))
 
     def _hear(self) -> bool:
         """Do what came in; waits where nothing else is to be done. False: it is time to end."""
@@ -251,43 +252,44 @@ class Serving:
 
     def _enter(self, order: Order) -> None:
         for choice in order.choices:
-            self._orders[choice.writing] = choice
+            self._choices[choice.writing] = choice
             self._batch.add(choice.writing)
 
     def _leave(self, order: Order) -> None:
         for choice in order.choices:
-            if choice.writing in self._orders:
+            if choice.writing in self._choices:
                 self._batch.cancel(choice.writing)
                 self._forget(choice.writing)
 
     def _forget(self, writing: Writing) -> Choice:
         with self._changed:
             self._open -= 1
-        return self._orders.pop(writing)
+        return self._choices.pop(writing)
 
     def _recover(self, error: Exception) -> None:
-        """Answer all that wait, and begin with an empty batch."""
+        """Begin with an empty batch, and answer all that wait."""
         self._failures += 1
         self.dead = self._failures >= GIVES_UP
-        told = self._refuse_all(Refused(500, "the engine failed; what went wrong stands on the server's terminal"))
-        first = (str(error).splitlines() or [""])[0]
-        then = "the server ends" if self.dead else "the server goes on"
-        print(
-            f"error: the engine failed ({type(error).__name__}: {first}); {told} samples were lost and their requests "
-            f"answered with 500; {then}",
-            file=sys.stderr,
-            flush=True,
-        )
+        lost = self._drop_all()
         for slot in range(self._engine.slots):
             self._engine.free(slot)
         self._batch = Batch(self._engine)
+        first = (str(error).splitlines() or [""])[0]
+        then = "the server ends" if self.dead else "the server goes on"
+        print(
+            f"error: the engine failed ({type(error).__name__}: {first}); requests that were lost, and answered with "
+            f"500: {len(lost)}; {then}",
+            file=sys.stderr,
+            flush=True,
+        )
+        for order in lost:
+            order.post(Refused(500, "the engine failed; what went wrong stands on the server's terminal"))
         if self.dead:
             self.on_dead()
 
-    def _refuse_all(self, refusal: Refused) -> int:
-        lost = list(self._orders)
-        for order in {id(choice.order): choice.order for choice in self._orders.values()}.values():
-            order.post(refusal)
-        for writing in lost:
+    def _drop_all(self) -> list[Order]:
+        """Forget every sample; returns the orders that wait for any."""
+        orders = list({id(choice.order): choice.order for choice in self._choices.values()}.values())
+        for writing in list(self._choices):
             self._forget(writing)
-        return len(lost)
+        return orders
