@@ -388,5 +388,7 @@ def test_switches_for_learning_faster_decide_numbers(change: dict[str, object]) 
 def test_what_was_restored_can_be_saved_again_as_the_same_bytes(sonnets: TokenStore, run: Path, tmp_path: Path) -> None:
     model, optimizer = network(sonnets, seed=99)
     restore(checkpoint_folder(run, 20), model, optimizer)
-    again = save_checkpoint(tmp_path / "again", model, sonnets.tokenizer, optimizer, state(20, sonnets.tokenizer.sha256))
+    again = save_checkpoint(
+        tmp_path / "again", model, sonnets.tokenizer, optimizer, state(20, sonnets.tokenizer.sha256)
+    )
     assert content(again) == content(checkpoint_folder(run, 20))

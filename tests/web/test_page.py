@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +156,34 @@ def test_axes_and_reference_lines_can_be_chosen(page):
     expect_text(page.locator("#references"), "measured on another validation set")
 
 
+def test_a_chart_is_looked_at_closer_and_whole_again(page):
+    plot = page.locator(".plot").first
+    readout = page.locator(".readout").first
+    expect_text(readout, "^last")
+    box = plot.bounding_box()
+    left, right, height = box["x"] + 0.5 * box["width"], box["x"] + 0.7 * box["width"], box["y"] + 0.5 * box["height"]
+
+    def first_step() -> int:
+        page.mouse.move(box["x"] + 64, height)  # the left end of what is drawn
+        return int(re.match(r"\d+", readout.inner_text())[0])
+
+    page.mouse.move(left, height)
+    page.mouse.down()
+    page.mouse.move(right, height)
+    page.mouse.up()
+    zoomed = first_step()
+    assert zoomed > 5
+    page.get_by_label("smoothing").select_option("0")  # another picture, whose zoom begins anew
+    assert first_step() <= 1
+    page.mouse.move(left, height)
+    page.mouse.down()
+    page.mouse.move(right, height)
+    page.mouse.up()
+    assert first_step() == zoomed
+    page.mouse.dblclick(left, height)
+    assert first_step() <= 1
+
+
 def test_a_run_that_is_being_written_grows_on_the_page(browser, folders, tmp_path):
     run = tmp_path / "going"
     shutil.copytree(folders[0], run)
@@ -258,6 +285,7 @@ def test_by_keyboard_alone_from_tab_to_tab_and_to_an_alternative(page):
     page.keyboard.press("End")
     page.locator("#panel-data").wait_for()
     page.keyboard.press("ArrowLeft")
+    page.locator("#panel-playground").wait_for()
     page.locator("#playground-form option").first.wait_for(state="attached")
     page.keyboard.press("Tab")  # colours
     page.keyboard.press("Tab")
@@ -307,7 +335,7 @@ def test_a_character_of_several_tokens_is_drawn_with_its_last(page, url):
 
 
 def test_stop_ends_the_text_that_is_being_written(page, url):
-    page.route("**/v1/completions", lambda route: time.sleep(0.3) or route.continue_())
+    page.route("**/v1/completions", lambda route: None)  # an answer that does not come
     begin(page, url, 50)
     page.locator("#playground-stop").click()
     expect_text(page.locator("#playground-status"), "^stopped$")

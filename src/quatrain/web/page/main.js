@@ -1,11 +1,11 @@
 // Three views behind tabs; the address says which one is open.
 
 import { dataView } from "./data.js";
-import { playgroundView } from "./playground.js";
+import { Playground } from "./playground.js";
 import { runView } from "./run.js";
 import { themeButton } from "./theme.js";
 
-const views = { run: runView(), playground: playgroundView(), data: dataView() };
+const views = { run: runView(), playground: new Playground(), data: dataView() };
 const names = Object.keys(views);
 const tab = (name) => document.getElementById(`tab-${name}`);
 

@@ -30,6 +30,7 @@ export class Chart {
     this.lines = [];
     this.shape = "";
     this.plot.addEventListener("keydown", (event) => this.step(event));
+    this.plot.addEventListener("dblclick", () => this.whole());
     new ResizeObserver(() => this.resize()).observe(this.plot);
   }
 
@@ -42,7 +43,13 @@ export class Chart {
     this.root.hidden = !lines.some((line) => line.x.length);
     if (!this.root.hidden) this.show(shape, uPlot.join(lines.map((line) => [line.x, line.y])));
     else this.discard();
-    this.tell(null);
+    this.tell(this.chart?.cursor.idx);
+  }
+
+  // All of the lines again, behind what uPlot itself does at a double click.
+  whole() {
+    this.zoomed = false;
+    this.chart?.setData(this.chart.data);
   }
 
   show(shape, data) {

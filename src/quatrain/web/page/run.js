@@ -44,30 +44,37 @@ export function runView() {
   const status = document.getElementById("run-status");
   const texts = samplesView(runs);
   let timer = null;
+  let looking = false; // two looks at once would read the same rows twice
+  let open = false;
   let asked = false; // whether the reader set the box of the reference lines
 
   async function look() {
     clearTimeout(timer);
-    timer = null;
+    if (looking) return;
+    looking = true;
     try {
-      const told = await get("api/runs");
-      for (const facts of told.runs) {
-        if (!runs.has(facts.name)) runs.set(facts.name, newRun(runs.size));
-        runs.get(facts.name).facts = facts;
-      }
-      let changed = false;
-      for (const [name, run] of runs) changed = (await readOn(name, run)) || changed;
-      status.textContent = said(runs);
-      if (changed) draw();
-      await texts.update();
+      await update();
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
       status.textContent = error.message;
     } finally {
+      looking = false;
       const goesOn = [...runs.values()].some((run) => !ended(run));
       // A page that nobody sees asks for nothing.
-      if (!document.hidden) timer = setTimeout(look, goesOn ? EVERY : RARELY);
+      if (open && !document.hidden) timer = setTimeout(look, goesOn ? EVERY : RARELY);
     }
+  }
+
+  async function update() {
+    for (const facts of (await get("api/runs")).runs) {
+      if (!runs.has(facts.name)) runs.set(facts.name, newRun(runs.size));
+      runs.get(facts.name).facts = facts;
+    }
+    let changed = false;
+    for (const [name, run] of runs) changed = (await readOn(name, run)) || changed;
+    status.textContent = said(runs);
+    if (changed) draw();
+    await texts.update();
   }
 
   function draw() {
@@ -97,16 +104,17 @@ export function runView() {
   axes.addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("themechange", draw);
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden && timer === null && !document.getElementById("panel-run").hidden) look();
+    if (!document.hidden && open) look();
   });
 
   return {
     show() {
-      if (timer === null) look();
+      open = true;
+      look();
     },
     hide() {
+      open = false;
       clearTimeout(timer);
-      timer = null;
     },
   };
 }

@@ -7,11 +7,17 @@ export function samplesView(runs) {
   const shown = new Map(); // by name of the run: samples by step, and where the file is read on
   const form = document.getElementById("samples-form");
   const { run: select, place, step: told } = form.elements;
+  let turn = Promise.resolve(); // two readers at once would read the same rows twice
   let follows = true; // the newest step, until the reader looks at another
 
   const written = () => shown.get(select.value)?.steps ?? new Map();
 
-  async function update() {
+  function update() {
+    turn = turn.catch(() => {}).then(next);
+    return turn;
+  }
+
+  async function next() {
     const names = [...runs.keys()];
     fillSelect(select, names);
     fillSelect(document.getElementById("through-form").elements.run, names);
@@ -34,7 +40,7 @@ export function samplesView(runs) {
 
   select.addEventListener("change", () => {
     follows = true;
-    update();
+    update().catch(() => {}); // the next look at the runs says what is wrong
   });
   place.addEventListener("input", () => {
     follows = place.value === place.max;
