@@ -93,7 +93,7 @@ function throughView(runs) {
     going = new AbortController();
     setBusy(true);
     host.replaceChildren();
-    status.textContent = `reading the first of ${count} checkpoints …`;
+    status.textContent = "reading the first checkpoint …";
     try {
       const response = await post("api/through", { run: fields.run, prompt: fields.prompt, ...numbers }, going.signal);
       for await (const row of objects(response)) {
@@ -101,7 +101,7 @@ function throughView(runs) {
         host.append(ofCheckpoint(row, fields.prompt));
         status.textContent = `${host.children.length} of ${count} checkpoints …`;
       }
-      status.textContent = host.children.length ? `${host.children.length} checkpoints, oldest first` : "This run has no checkpoint yet.";
+      status.textContent = counted(host.children.length);
     } catch (error) {
       if (error.name === "AbortError") status.textContent = "stopped";
       else if (error instanceof Failure) status.textContent = error.message;
@@ -121,6 +121,11 @@ function throughView(runs) {
     go();
   });
   stop.addEventListener("click", () => going?.abort());
+}
+
+function counted(checkpoints) {
+  if (!checkpoints) return "This run has no checkpoint yet.";
+  return checkpoints === 1 ? "The only checkpoint" : `${checkpoints} checkpoints, oldest first`;
 }
 
 function ofCheckpoint(row, prompt) {
