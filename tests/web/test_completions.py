@@ -1,6 +1,7 @@
 """Requests in OpenAI's shape: its own client, lm-eval's, and every field by itself."""
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
 from quatrain.model.pretrained import save_model
-from quatrain.web.asking import Limits, read_ask, read_json
+from quatrain.web.asking import ABSENT, FIELDS, Limits, read_ask, read_json
 from quatrain.web.refusals import Refused
 from served import BYTES, Site, network, served, serving_of
 
@@ -383,3 +386,29 @@ def test_a_key_twice_means_the_last() -> None:
 
 def test_a_top_k_beyond_the_vocabulary_is_all_of_it() -> None:
     assert read_ask({"top_k": 10**15}, SERVING).config.top_k == 257
+
+
+NUMBERS = st.one_of(
+    st.integers(), st.floats(allow_nan=False), st.sampled_from([0, 1, -1, 2**63, 10**400, 1e308, 5e-324])
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.one_of(st.sampled_from([*FIELDS, "prompt", *ABSENT]), st.text(max_size=5)), VALUES, max_size=4)
+)
+def test_any_fields_are_read_or_refused(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(Refused):
+        ask = read_ask(fields, SERVING)
+        assert 1 <= len(ask.prompts) * ask.config.n <= 8
+        assert all(0 <= token < 257 for prompt in ask.prompts for token in prompt.ids)
+
+
+@given(st.binary(max_size=60))
+def test_any_body_is_read_or_refused(body: bytes) -> None:
+    with contextlib.suppress(Refused):
+        assert isinstance(read_json(body), dict)

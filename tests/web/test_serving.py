@@ -265,3 +265,29 @@ def test_an_engine_that_fails_again_and_again_ends_the_server(monkeypatch, capsy
 
     run(serving_of(MODEL), work)
     assert capsys.readouterr().err.endswith("the server ends\n")
+
+
+def test_a_mistake_at_the_end_of_a_sample_is_told_too(monkeypatch, capsys) -> None:
+    end, failing = Writing.end, [True]
+
+    def once(self: Writing) -> Any:
+        if failing.pop() if failing else False:
+            raise ValueError("\x1b[2J no text")
+        return end(self)
+
+    monkeypatch.setattr(Writing, "end", once)
+
+    async def work(serving: Serving) -> None:
+        orders = [
+            serving.submit(ask(max_tokens=3)),
+            serving.submit(ask(sliding=True, max_tokens=8000, temperature=0.0)),
+        ]
+        for order in orders:
+            with pytest.raises(Refused) as told:
+                await heard(order)
+            assert told.value.status == 500
+        assert serving.open == 0
+        await heard(serving.submit(ask(max_tokens=3)))
+
+    run(serving_of(MODEL), work)
+    assert r"(ValueError: \x1b[2J no text)" in capsys.readouterr().err

@@ -90,13 +90,22 @@ def serve(
         port = sock.getsockname()[1]
         door = Door(host, port, word, tuple(allow_host or ()), max_body, body_timeout)
         serving = _load(run, dtype, device, slots, Limits(queue, samples, max_tokens, timeout))
-        server = Server(create_app(serving.start(), page_routes([run, *others]), door), sock, serving.close)
+        server = Server(
+            create_app(serving.start(), page_routes([_run_of(run), *map(_run_of, others)]), door), sock, serving.close
+        )
         serving.on_dead = server.leave
         say(_welcome(serving, door, address(host, port)))
         server.here()
     if serving.dead:
         raise QuatrainError("the engine failed again and again; what went wrong stands above")
     return {"url": address(host, port), "model": serving.name}
+
+
+def _run_of(path: Path) -> Path:
+    """The run that a checkpoint folder lies in; a run itself."""
+    from quatrain.training.checkpoint import run_of
+
+    return (run_of(path) or path) if (path / "config.json").is_file() else path
 
 
 def _check(**numbers: float) -> None:

@@ -16,6 +16,7 @@ from quatrain.inference.batch import Batch, Writing
 from quatrain.inference.drawing import TokenLogprob
 from quatrain.inference.engine import Engine
 from quatrain.text.tokenizers import Tokenizer
+from quatrain.text.visible import visible
 from quatrain.web.asking import Ask, Limits, Prompt
 from quatrain.web.refusals import Refused
 
@@ -67,7 +68,7 @@ class Choice:
             count, text, reason = 0, "", "length"
         tokens, opening = self._new_tokens(count)
         if sample.end and self.speaks:
-            tokens.append(Token(*sample.end, self._base + (self.writing.ends[-1] if self.writing.ends else 0)))
+            tokens.append(Token(*sample.end, self._start(len(self.writing.ends))))
         rest = opening + ("" if self.order.ask.stream else text)
         self.order.post(Piece(self.index, rest, tokens, reason, count))
 
@@ -77,9 +78,10 @@ class Choice:
             tokens, opening = self._new_tokens(self.writing.certain)
             self.order.post(Piece(self.index, opening + text, tokens))
 
-    @property
-    def _base(self) -> int:
-        return len(self.prompt.text) if self.order.ask.echo else 0
+    def _start(self, place: int) -> int:
+        """Where the text of an id begins in the choice's."""
+        before = len(self.prompt.text) if self.order.ask.echo else 0
+        return before + (self.writing.ends[place - 1] if place else 0)
 
     def _new_tokens(self, end: int) -> tuple[list[Token], str]:
         """The tokens up to an id that were not told yet, where they are asked for, and the prompt before the first."""
@@ -88,10 +90,8 @@ class Choice:
             self._told = 0
             opening = self.prompt.text if self.order.ask.echo else ""
             tokens += self._prompt_tokens()
-        writing = self.writing
-        starts = [self._base + start for start in (0, *writing.ends)]
-        for place in range(self._told, end) if writing.logprobs else ():
-            tokens.append(Token(*writing.logprobs[place], starts[place]))
+        if self.order.ask.config.logprobs is not None:
+            tokens += [Token(*self.writing.logprobs[place], self._start(place)) for place in range(self._told, end)]
         self._told = max(self._told, end)
         return tokens, opening
 
@@ -232,8 +232,8 @@ class Serving:
         while self._hear():
             try:
                 for writing in self._batch.step():
-                    choice = self._forget(writing)
-                    choice.end()
+                    self._choices[writing].end()  # a mistake in it must still find whom to tell
+                    self._forget(writing)
                     self._failures = 0
             except Exception as error:
                 self._recover(error)
@@ -261,10 +261,10 @@ class Serving:
                 self._batch.cancel(choice.writing)
                 self._forget(choice.writing)
 
-    def _forget(self, writing: Writing) -> Choice:
+    def _forget(self, writing: Writing) -> None:
         with self._changed:
             self._open -= 1
-        return self._choices.pop(writing)
+        del self._choices[writing]
 
     def _recover(self, error: Exception) -> None:
         """Begin with an empty batch, and answer all that wait."""
@@ -274,7 +274,7 @@ class Serving:
         for slot in range(self._engine.slots):
             self._engine.free(slot)
         self._batch = Batch(self._engine)
-        first = (str(error).splitlines() or [""])[0]
+        first = visible((str(error).splitlines() or [""])[0])
         then = "the server ends" if self.dead else "the server goes on"
         print(
             f"error: the engine failed ({type(error).__name__}: {first}); requests that were lost, and answered with "
