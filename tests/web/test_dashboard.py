@@ -199,7 +199,7 @@ def test_through_stops_within_a_token_when_the_reader_leaves(run, monkeypatch):
     """The awaiting request is cancelled, as a server does; the thread that writes must end by itself."""
     state = {"writes": threading.Event(), "ended": threading.Event()}
 
-    def endless(model, tokenizer, prompt, config, on_text):
+    def endless(engine, tokenizer, ids, config, on_text):
         try:
             while True:
                 on_text(0, "a")
@@ -208,7 +208,7 @@ def test_through_stops_within_a_token_when_the_reader_leaves(run, monkeypatch):
         finally:
             state["ended"].set()
 
-    monkeypatch.setattr(through, "generate", endless)
+    monkeypatch.setattr(through, "write", endless)
     dashboard = Dashboard([run])
 
     async def leave() -> None:

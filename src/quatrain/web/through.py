@@ -11,10 +11,11 @@ import numpy as np
 
 from quatrain.errors import ConfigError, QuatrainError, UsageError
 from quatrain.inference.config import SamplingConfig
-from quatrain.inference.sampling import generate
+from quatrain.inference.engine import Engine
+from quatrain.inference.sampling import prompt_ids, write
 from quatrain.model.pretrained import load_folder_tokenizer, load_model
 from quatrain.settings import coerce
-from quatrain.training.checkpoint import checkpoints
+from quatrain.training.checkpoint import checkpoints, restart_of
 from quatrain.training.metrics import Row
 
 MAX_TOKENS = 256
@@ -113,4 +114,6 @@ def _continued(folder: Path, asked: Asked, left: threading.Event) -> str:
 
     hear(0, "")
     model, tokenizer = load_model(folder), load_folder_tokenizer(folder)
-    return generate(model, tokenizer, asked.prompt, asked.config, on_text=hear)[0].text
+    ids = prompt_ids(tokenizer, asked.prompt, model.config.block_size, asked.config)
+    engine = Engine(model, restart=restart_of(folder, tokenizer.eot))
+    return write(engine, tokenizer, ids, asked.config, hear)[0].text
