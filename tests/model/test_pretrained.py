@@ -354,3 +354,14 @@ def test_a_write_that_the_system_refuses_is_an_error_of_the_system(tmp_path):
     with pytest.raises(OSError, match="No such file or directory") as raised:
         write_tensors(tmp_path / "absent" / "file", {"a": torch.zeros(2)})
     assert raised.value.errno == 2
+
+
+def test_reading_a_model_draws_no_random_numbers(tmp_path):
+    """A page reads checkpoints beside a training in the same process, whose dropout must not notice."""
+    saved(random_model(), tmp_path)
+    before = torch.get_rng_state()
+    loaded = load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert parameter_count(loaded.config) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not loaded.head_weight[loaded.config.vocab_size :].any()

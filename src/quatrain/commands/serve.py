@@ -80,8 +80,9 @@ def serve(
     absent = [other for other in others if not other.is_dir()]
     if absent:
         raise DataError(f"{absent[0]}: no such run; the folders behind the first are runs whose curves are shown")
-    from quatrain.web.app import create_app, page_routes
+    from quatrain.web.app import create_app
     from quatrain.web.asking import Limits
+    from quatrain.web.dashboard import routes
     from quatrain.web.guard import Door
     from quatrain.web.listening import Server, address, listen
 
@@ -91,7 +92,7 @@ def serve(
         door = Door(host, port, word, tuple(allow_host or ()), max_body, body_timeout)
         serving = _load(run, dtype, device, slots, Limits(queue, samples, max_tokens, timeout))
         server = Server(
-            create_app(serving.start(), page_routes([_run_of(run), *map(_run_of, others)]), door), sock, serving.close
+            create_app(serving.start(), routes([_run_of(run), *map(_run_of, others)]), door), sock, serving.close
         )
         serving.on_dead = server.leave
         say(_welcome(serving, door, address(host, port)))

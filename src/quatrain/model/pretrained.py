@@ -117,7 +117,10 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> GPT:
     """
     config, layout = read_config(folder)
     weights = _read_weights(folder)
-    model = GPT(config)
+    model = _unfilled(config).to_empty(device="cpu")  # draws nothing: a training may be going on in another thread
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # the padding of the vocabulary, which no file holds
     _fill(_views(model, layout), weights, folder)
     return model.to(device).eval()
 

@@ -33,6 +33,16 @@ class Excerpt:
     parts: list[Part]
 
 
+def nth_excerpt(store: TokenStore, name: SplitName, T: int, number: int) -> list[Excerpt]:
+    """Window `number` of the same order (it has no end), whatever it holds, in a list; none of a split of one id."""
+    starts, stream = store.document_starts(name), store.split(name)
+    T = min(T, len(stream) - 1, LONGEST - 1)
+    if T < 1:
+        return []
+    start = int(window_starts("random", len(stream), T, SEED, np.array([number], dtype=np.int64))[0])
+    return [Excerpt(name, start, T + 1, _parts(store, stream, starts, start, start + T + 1))]
+
+
 def excerpts(store: TokenStore, name: SplitName, T: int, count: int) -> list[Excerpt]:
     """Windows of T+1 ids (of up to `LONGEST`, and of a shorter split all) in order `random`; one holds a border.
 

@@ -2,9 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -42,12 +39,6 @@ def create_app(serving: "Serving | None", routes: Sequence[BaseRoute] = (), door
     app.router.redirect_slashes = False
     app.state.serving = serving
     return app
-
-
-def page_routes(runs: list[Path]) -> list[BaseRoute]:
-    """The page of some runs, where this installation has it."""
-    name = "quatrain.web.dashboard"
-    return list(import_module(name).routes(runs)) if find_spec(name) else []
 
 
 async def health(request: Request) -> Response:

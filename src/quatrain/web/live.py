@@ -24,14 +24,15 @@ def live(run: Path, port: int) -> Iterator[str]:
     Raises `UsageError` for a port that is in use. Nothing of the run is touched, and no model is loaded.
     """
     needs_libraries("train --serve")
-    from quatrain.web.app import create_app, page_routes
+    from quatrain.web.app import create_app
+    from quatrain.web.dashboard import routes
     from quatrain.web.guard import Door
     from quatrain.web.listening import Server, address, listen
 
     host = "127.0.0.1"
     with listen(host, port, "--serve") as sock:
         port = sock.getsockname()[1]
-        server = Server(create_app(None, page_routes([run]), Door(host, port)), sock)
+        server = Server(create_app(None, routes([run]), Door(host, port)), sock)
         server.beside()
         try:
             yield address(host, port)

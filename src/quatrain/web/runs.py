@@ -1,0 +1,170 @@
+"""Run folders as a page sees them: by short names, never by paths, and read while they are being written."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quatrain.errors import DataError, QuatrainError
+from quatrain.model.config import ModelConfig
+from quatrain.model.pretrained import parameter_count
+from quatrain.tokens.store import TokenStore
+from quatrain.training.checkpoint import checkpoints, run_of
+from quatrain.training.flops import flops_per_token
+from quatrain.training.metrics import Row
+
+AT_ONCE = 1 << 20  # bytes of a file that one answer holds, about
+MARKED = 256  # bytes before a place by which it is known again
+NOT_SHOWN = ("ids", "data_hash")  # keys of rows that no view needs
+
+
+class NotHere(DataError):
+    """What was asked for is not on this machine, or not shown."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A piece of a file of rows; `start` is 0 where the reader must forget what it read before."""
+
+    rows: list[Row]
+    start: int  # the byte at which the piece begins
+    next: int  # and the one behind it, to be asked for next
+    mark: str  # by which `next` is known again
+    more: bool  # whether more whole lines may be there already
+
+
+def named(folders: Iterable[Path]) -> dict[str, Path]:
+    """Run folders by the shortest endings of their paths that differ; a checkpoint stands for its run."""
+    found = dict.fromkeys((run_of(folder) or folder.resolve()) for folder in folders)
+    return {_short_name(folder, [other for other in found if other != folder]): folder for folder in found}
+
+
+def _short_name(folder: Path, others: list[Path]) -> str:
+    parts = folder.parts[1:] or folder.parts
+    for count in range(1, len(parts) + 1):
+        if not any(other.parts[-count:] == parts[-count:] for other in others):
+            return "/".join(parts[-count:])
+    return "/".join(parts)
+
+
+def read_rows(path: Path, after: int = 0, mark: str = "") -> Rows:
+    """The whole lines behind byte `after`, or from the start where the file is not the one that was read before.
+
+    `after` and `mark` are `next` and `mark` of the answer before. A half line at the end is left for the next call,
+    a file that is absent has no rows, and a line that is no row is passed over.
+    """
+    try:
+        with path.open("rb") as file:
+            start = after if after > 0 and _mark(file, after) == mark else 0
+            file.seek(start)
+            block = _whole_lines(file)
+            behind = start + len(block)
+            return Rows(_rows(block), start, behind, _mark(file, behind), len(block) >= AT_ONCE // 2)
+    except OSError:
+        return Rows([], 0, 0, "", False)
+
+
+def _whole_lines(file: BinaryIO) -> bytes:
+    block = file.read(AT_ONCE)
+    whole = block.rfind(b"\n") + 1
+    if not whole and len(block) == AT_ONCE:  # one line longer than an answer
+        block += file.readline()
+        whole = block.rfind(b"\n") + 1
+    return block[:whole]
+
+
+def _mark(file: BinaryIO, place: int) -> str:
+    """What stands before a byte of a file: a file cut back and written anew differs there in its times."""
+    first = max(0, place - MARKED)
+    file.seek(first)
+    before = file.read(place - first)
+    return hashlib.sha256(before).hexdigest()[:16] if len(before) == place - first else ""
+
+
+def _rows(block: bytes) -> list[Row]:
+    found = []
+    for line in block.splitlines():
+        try:
+            row = json.loads(line, parse_constant=lambda word: None)  # NaN is no JSON, and would be none in the answer
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            found.append({key: value for key, value in row.items() if key not in NOT_SHOWN})
+    return found
+
+
+def describe(name: str, run: Path) -> dict[str, Any]:
+    """What the views need of a run beside its rows; what is not known is None."""
+    recipe = _recipe(run)
+    data, train = recipe.get("data", {}), recipe.get("train", {})
+    size = _size(json.dumps(recipe.get("model", {}), sort_keys=True), int(data.get("seq_len", 0)))
+    return {
+        "name": name,
+        "steps": train.get("steps"),
+        "seq_len": data.get("seq_len"),
+        "vocab_size": recipe.get("model", {}).get("vocab_size"),
+        "block_size": recipe.get("model", {}).get("block_size"),
+        "checkpoints": [step for step, _ in checkpoints(run)],
+        **size,
+        **_store(run),
+    }
+
+
+def seq_len(run: Path) -> int:
+    """The length of a run's windows; 1 where its recipe is not there yet."""
+    return int(_recipe(run).get("data", {}).get("seq_len", 1))
+
+
+def _recipe(run: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+@lru_cache(maxsize=64)
+def _size(model: str, seq_len: int) -> dict[str, int | None]:
+    """Parameters, and FLOPs of training on one token, of a `[model]` section as JSON."""
+    try:
+        config = ModelConfig(**json.loads(model))
+        return {"parameters": parameter_count(config), "flops_per_token": flops_per_token(config, seq_len)}
+    except (TypeError, ValueError, QuatrainError):
+        return {"parameters": None, "flops_per_token": None}
+
+
+def _store(run: Path) -> dict[str, Any]:
+    """Name of the run's store, whether it is here, and the bytes of text behind one validation target."""
+    try:
+        store = open_store(run)
+    except DataError:
+        return {"store": store_folder(run).name, "store_here": False, "bytes_per_token": None}
+    val = store.facts["splits"]["val"]
+    targets, size = val["tokens"] - 1, val.get("bytes")
+    return {
+        "store": store.folder.name,
+        "store_here": True,
+        "bytes_per_token": size / targets if size and targets > 0 else None,
+    }
+
+
+def store_folder(run: Path) -> Path:
+    """The folder of the store that a run was trained on; the one inside the run where it was moved with it."""
+    told = str(_recipe(run).get("data", {}).get("store", ""))
+    inside = run / "store"
+    return inside if not told or (inside.is_dir() and not Path(told).is_dir()) else Path(told)
+
+
+def open_store(run: Path) -> TokenStore:
+    """The store of a run; raises `NotHere`, without a path of this machine, where it is not here."""
+    folder = store_folder(run)
+    try:
+        return TokenStore(folder)
+    except (DataError, OSError) as error:
+        raise NotHere(
+            f"the token store of this run, '{folder.name}', cannot be read on this machine; where it is, look "
+            f"at it with: quatrain inspect STORE"
+        ) from error
