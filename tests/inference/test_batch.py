@@ -5,7 +5,7 @@ import torch
 from test_engine import small
 from test_sampling import LETTERS
 
-from quatrain.inference.batch import Batch, Sample, Writing, visible
+from quatrain.inference.batch import Batch, Sample, Writing, seen_end
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.engine import Engine
 from quatrain.inference.sampling import write
@@ -89,10 +89,10 @@ def test_a_cancelled_sample_leaves_its_slot_to_the_next() -> None:
 
 def test_what_is_visible_is_a_function_of_the_length_alone() -> None:
     row = list(range(100))
-    seen = [visible(row[:end], 8) for end in range(1, 30)]
+    seen = [seen_end(row[:end], 8) for end in range(1, 30)]
     assert all(part[-1] == end for end, part in enumerate(seen))
     assert [len(part) for part in seen] == [1, 2, 3, 4, 5, 6, 7, 8, *[5, 6, 7, 8] * 6][:29]
-    assert visible([1, 2, 3], 1) == [3]
+    assert seen_end([1, 2, 3], 1) == [3]
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
@@ -104,7 +104,7 @@ def test_sliding_goes_on_with_the_argmax_of_what_is_visible(position: str, promp
     row = list(prompt)
     for token in sample.ids:
         with torch.no_grad():
-            assert token == int(model(torch.tensor([list(visible(row, 16))]))[0, -1].argmax())
+            assert token == int(model(torch.tensor([list(seen_end(row, 16))]))[0, -1].argmax())
         row.append(token)
     assert len(sample.ids) == 45 or sample.finish_reason == "stop"
 

@@ -26,9 +26,9 @@ from quatrain.inference import endings, tasks
 from quatrain.inference.endings import Question, answer
 from quatrain.inference.forward import Forward
 from quatrain.inference.items import hellaswag_cleaned, question_of
-from quatrain.inference.memory import Memory
+from quatrain.inference.memory import KeptAnswers
 from quatrain.inference.ranks import Ranks
-from quatrain.inference.tasks import TASKS, check_fit, evaluate_task, named_task, predicted
+from quatrain.inference.tasks import TASKS, check_fit, evaluate_task, named_task, named_tasks, predicted
 from quatrain.model.config import ModelConfig
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import ByteTokenizer, CharTokenizer, Ids, Tokenizer, gpt2
@@ -283,24 +283,48 @@ def test_each_batch_is_one_ranks_and_their_sums_are_the_bits_of_one_process(monk
     assert all((part[:, 0] != 0).sum() > 10 for part in parts)
 
 
+@pytest.mark.parametrize("left", ["", '{"batch": ', '{"batch": 0, "answers": [[-1.5, true]]}\n{"ba'])
+def test_what_a_kill_left_of_a_line_does_not_spoil_those_behind_it(tmp_path: Path, left: str) -> None:
+    KeptAnswers(tmp_path, "a")("key").keep(7, [(-2.0, False)])
+    (file,) = (tmp_path / "evaluating").iterdir()
+    file.write_text(left)
+    KeptAnswers(tmp_path, "a")("key").keep(1, [(-0.5, False)])
+    kept = KeptAnswers(tmp_path, "a")("key")
+    assert kept.known(1) == [(-0.5, False)]
+    assert kept.known(0) == ([(-1.5, True)] if "true" in left else None)
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "mine.jsonl" for folder in ("a", "b, c")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text('{"context": "a", "endings": ["b", "c"], "label": 0}\n')
+    assert [given.task.name for given in named_tasks(str(paths[1]))] == ["mine.jsonl"]  # a comma is in its name
+    with pytest.raises(UsageError, match=r"two tasks are called 'mine\.jsonl'"):
+        named_tasks(f"{paths[0]}, {paths[0]}")
+
+
 def test_an_interrupted_evaluation_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, model = Folded(), network(1000, 128, n_layer=1, n_embd=16)
     given = named_task("hellaswag", shared_file("hellaswag_val.jsonl.gz"), 60)
     expected = evaluate_task(model, tokenizer, given)
     stops = iter([False, False, True])
-    assert evaluate_task(model, tokenizer, given, memory=Memory(tmp_path, "a"), should_stop=lambda: next(stops)) is None
+    assert (
+        evaluate_task(model, tokenizer, given, memory=KeptAnswers(tmp_path, "a"), should_stop=lambda: next(stops))
+        is None
+    )
     (file,) = (tmp_path / "evaluating").iterdir()
     with file.open("a") as half:
         half.write('{"batch": 2, "ans')
     computed: list[int] = []
     batch = endings._batch
     monkeypatch.setattr(endings, "_batch", lambda *given: computed.append(1) or batch(*given))
-    memory = Memory(tmp_path, "a")
+    memory = KeptAnswers(tmp_path, "a")
     assert evaluate_task(model, tokenizer, given, memory=memory) == expected
     first = len(computed)
-    assert evaluate_task(model, tokenizer, given, memory=Memory(tmp_path, "a")) == expected
+    assert evaluate_task(model, tokenizer, given, memory=KeptAnswers(tmp_path, "a")) == expected
     assert len(computed) == first  # all was kept
-    evaluate_task(model, tokenizer, given, memory=(other := Memory(tmp_path, "b")))
+    evaluate_task(model, tokenizer, given, memory=(other := KeptAnswers(tmp_path, "b")))
     assert len(computed) - first == first + 2  # another checkpoint begins anew
     memory.forget()
     other.forget()

@@ -211,6 +211,7 @@ def test_a_checkpoint_folder_stands_for_itself_and_knows_its_run(run: Path) -> N
     assert run_of(folder) is None
     (run / "recipe.toml").touch()
     assert run_of(folder) == run.resolve()
+    assert run_of(run / "models" / "imported") is None  # two levels below a recipe, and no checkpoint of it
 
 
 @pytest.mark.parametrize(

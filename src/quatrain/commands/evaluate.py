@@ -85,6 +85,8 @@ def evaluate(
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
     """
+    from quatrain.inference.tasks import named_tasks
+
     loaded = _load(run, device)
     if text is not None and data is not None:
         raise UsageError(f"--text {text} and --data {data}: one of them is scored; leave the other out")
@@ -93,7 +95,7 @@ def evaluate(
         raise UsageError(f"--file {file} goes with one --task by its name, such as --task hellaswag")
     if items is not None and items < 1:
         raise ConfigError([f"--items is {items}, it must be at least 1"])
-    given = _tasks(task, file, items)
+    given = named_tasks(task, file, items)
     harness = [word.strip() for word in lm_eval.split(",") if word.strip()]
     if text is not None:
         result = _of_text(loaded, text, how, precision)
@@ -117,23 +119,15 @@ def evaluate(
     return dict.fromkeys(KEYS) | result | {"tasks": tasks, "probes": probed, "checkpoint": str(loaded.checkpoint)}
 
 
-def _tasks(words: str, file: Path | None, items: int | None) -> "list[Given]":
-    from quatrain.inference.tasks import named_task
-
-    if Path(words).is_file():  # its name may hold a comma
-        return [named_task(words, file, items)]
-    return [named_task(word.strip(), file, items) for word in words.split(",") if word.strip()]
-
-
 def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "bf16"]) -> dict[str, Any]:
     """Every score of a task, told as it comes. What is done of it is kept in the run until it is whole."""
-    from quatrain.inference.memory import Memory
+    from quatrain.inference.memory import KeptAnswers
     from quatrain.inference.tasks import endings_of, evaluate_task
     from quatrain.training.checkpoint import run_of
 
     run = run_of(loaded.checkpoint)
     manifest = (loaded.checkpoint / "manifest.json").read_text(encoding="utf-8") if run else ""
-    memory = Memory(run if run and os.access(run, os.W_OK) else None, manifest + loaded.model.device.type)
+    memory = KeptAnswers(run if run and os.access(run, os.W_OK) else None, manifest + loaded.model.device.type)
     with progress(given.task.name, endings_of(given, loaded.ranks.world_size)) as done:
         result = evaluate_task(loaded.model, loaded.tokenizer, given, precision, memory, done, ranks=loaded.ranks)
     assert result is not None

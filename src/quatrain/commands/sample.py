@@ -44,7 +44,7 @@ def sample(
     prompt
         Text to continue; empty: a bare eot, which begins a document.
     max_tokens
-        The most ids to add; prompt and sample together never pass the model's block_size.
+        The most ids to add; prompt and sample together never pass the model's block_size, unless sliding.
     n
         Samples to draw.
     temperature

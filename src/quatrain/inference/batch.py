@@ -219,7 +219,7 @@ class Batch:
             self._next |= dict(zip(slots, logits, strict=True))
 
     def _read(self, slot: int, writing: Writing) -> Tensor:
-        seen = visible(writing.row, self.engine.config.block_size)
+        seen = seen_end(writing.row, self.engine.config.block_size)
         if writing.scores_prompt and not writing.ids:
             logits = self.engine.read(slot, seen)
             writing.score_prompt(logits)
@@ -227,7 +227,7 @@ class Batch:
         return self.engine.prefill([slot], [seen])[0]
 
 
-def visible(row: Sequence[int], block_size: int) -> Sequence[int]:
+def seen_end(row: Sequence[int], block_size: int) -> Sequence[int]:
     """The end of a row that the model sees when it slides: all, or from the half block where the rest fits.
 
     A function of the row's length alone, so that a sample does not depend on when it was read again.

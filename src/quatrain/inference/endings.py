@@ -72,9 +72,11 @@ def answer(
     """
     firsts = np.cumsum([0, *(len(question.endings) for question in questions)])
     table = np.zeros((firsts[-1], 2))  # log-probability, and 1 where greedy decoding goes elsewhere
-    for number, rows in enumerate(_batches(_rows(questions, forward.config.block_size), forward.device)):
+    every = _rows(questions, forward.config.block_size)
+    for number, part in enumerate(batches([row.length for row in every], forward.device)):
         if not ranks.has(number):
             continue
+        rows = every[part]
         if should_stop():
             return None
         found = kept.known(number)
@@ -86,8 +88,8 @@ def answer(
             table[firsts[question] + ending] = logprob, not likeliest
         done(len(owners))
     logprobs, elsewhere = ranks.sum(table).T.tolist()
-    parts = [slice(*borders) for borders in pairwise(firsts.tolist())]
-    return [Answer(tuple(logprobs[part]), tuple(flag == 0 for flag in elsewhere[part])) for part in parts]
+    places = [slice(*borders) for borders in pairwise(firsts.tolist())]
+    return [Answer(tuple(logprobs[place]), tuple(flag == 0 for flag in elsewhere[place])) for place in places]
 
 
 def ids_at_once(device: torch.device) -> int:
@@ -116,13 +118,14 @@ def _rows(questions: Sequence[Question], block_size: int) -> list[Row]:
     return sorted(rows, key=lambda row: (-row.length, row.owners))
 
 
-def _batches(rows: list[Row], device: torch.device) -> Iterator[list[Row]]:
+def batches(lengths: Sequence[int], device: torch.device) -> Iterator[slice]:
+    """Rows of falling lengths cut into what one forward reads."""
     at_once = ids_at_once(device)
     first = 0
-    while first < len(rows):
-        length = rows[first].length
+    while first < len(lengths):
+        length = lengths[first]
         count = max(1, min(at_once // length, PAIRS_AT_ONCE // length**2))
-        yield rows[first : first + count]
+        yield slice(first, first + count)
         first += count
 
 

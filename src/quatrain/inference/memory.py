@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from quatrain.files import writing
+from quatrain.files import replace_file, writing
 from quatrain.inference.endings import NOTHING_KEPT, Kept
 
 FOLDER = "evaluating"
 
 
-class Memory:
+class KeptAnswers:
     """One file for each way of a task, in RUN/evaluating; `forget` removes them when the evaluation is whole."""
 
     def __init__(self, run: Path | None, model: str) -> None:
@@ -38,8 +38,8 @@ class Memory:
                 break
             known[row["batch"]] = [(logprob, likeliest) for logprob, likeliest in row["answers"]]
             kept += line
-        if known:
-            path.write_bytes(kept)
+        if path.exists() and path.stat().st_size > len(kept):
+            replace_file(path, kept)
         return Kept(known.get, _keeper(path))
 
     def forget(self) -> None:

@@ -5,7 +5,7 @@ on the same rows, and the chance of an answer that does not look at the prompt.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from quatrain.errors import UsageError
-from quatrain.inference.endings import ids_at_once
+from quatrain.inference.endings import batches
 from quatrain.inference.forward import Forward
 from quatrain.inference.ngram import Said, counted
 from quatrain.inference.predictions import predictions
@@ -127,20 +127,13 @@ def _tally(measure: Measure, found: Sequence[Said]) -> Tally:
 def ask(forward: Forward, rows: Sequence[Row], done: Callable[[int], None] = lambda count: None) -> list[Said]:
     """What a model says of the ids that rows ask for, in their order."""
     found: dict[int, Said] = {}
-    for numbers in _batches(rows, ids_at_once(forward.device)):
+    # The longest first: what does not fit in memory fails at once, and estimates err upwards.
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number].ids))
+    for part in batches([len(rows[number].ids) for number in order], forward.device):
+        numbers = order[part]
         found |= zip(numbers, _batch(forward, [rows[number] for number in numbers]), strict=True)
         done(sum(len(rows[number].ids) for number in numbers))
     return [found[number] for number in range(len(rows))]
-
-
-def _batches(rows: Sequence[Row], at_once: int) -> Iterator[list[int]]:
-    """Numbers of rows, the longest first: what does not fit in memory fails at once, and estimates err upwards."""
-    order = sorted(range(len(rows)), key=lambda number: -len(rows[number].ids))
-    first = 0
-    while first < len(order):
-        count = max(1, at_once // len(rows[order[first]].ids))
-        yield order[first : first + count]
-        first += count
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ def generate(
     tokenizer: Tokenizer,
     prompt: str = "",
     config: SamplingConfig | None = None,
-    precision: Dtype = "fp32",
+    dtype: Dtype = "fp32",
     on_text: OnText = lambda number, text: None,
 ) -> list[Sample]:
     """Samples of a prompt's continuation, each ending at eot, a stop text, max_tokens or block_size.
@@ -34,7 +34,7 @@ def generate(
     """
     config = config or SamplingConfig()
     ids = prompt_ids(tokenizer, prompt, model.config.block_size, config)
-    return write(Engine(model, min(config.n, SLOTS), precision), tokenizer, ids, config, on_text)
+    return write(Engine(model, min(config.n, SLOTS), dtype), tokenizer, ids, config, on_text)
 
 
 def write(

@@ -15,10 +15,20 @@ import numpy.typing as npt
 
 from quatrain.errors import DataError, UsageError, did_you_mean
 from quatrain.inference import items
-from quatrain.inference.endings import NOTHING_KEPT, Answer, Kept, Question, answer, truncated
+from quatrain.inference.endings import (
+    NOTHING_KEPT,
+    PAIRS_AT_ONCE,
+    Answer,
+    Kept,
+    Question,
+    answer,
+    ids_at_once,
+    truncated,
+)
 from quatrain.inference.forward import Forward
 from quatrain.inference.items import Item, Row, Way, question_of
 from quatrain.inference.ranks import ALONE, Ranks
+from quatrain.inference.tally import mean_and_error
 from quatrain.inference.task_data import Published, read_file, read_published, rows_hash
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
@@ -38,7 +48,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskScore:
     """One number and all that it depends on."""
 
     value: float
@@ -110,6 +120,21 @@ class Given(NamedTuple):
     data_hash: str
 
 
+def named_tasks(words: str, file: Path | None = None, count: int | None = None) -> list[Given]:
+    """The tasks that words with commas between them name. Raises `UsageError` for two of one name, too."""
+    # The name of a file that is there may hold a comma.
+    each = [words] if Path(words).is_file() else [word.strip() for word in words.split(",") if word.strip()]
+    found: dict[str, Given] = {}
+    for word in each:
+        given = named_task(word, file, count)
+        if given.task.name in found:
+            raise UsageError(
+                f"two tasks are called '{given.task.name}', which their scores go by; ask for one at a time"
+            )
+        found[given.task.name] = given
+    return list(found.values())
+
+
 def named_task(word: str, file: Path | None = None, count: int | None = None) -> Given:
     """The task that a word names, `NAME`, `NAME=FILE` or `FILE`; of the first `count` rows if given.
 
@@ -152,13 +177,13 @@ def evaluate_task(
     `memory` keeps the answers of a way's batches under a key that names all they depend on, but the model.
     """
     forward = Forward(model, precision)
-    scores: dict[str, Score] = {}
+    scores: dict[str, TaskScore] = {}
     cut = 0
     for way in given.task.ways:
         asked = [way.item(row) for row in given.rows]
         questions = list(_encoded(given, way, asked, tokenizer, model.config.block_size))
         cut = max(cut, sum(truncated(question, model.config.block_size) for question in questions))
-        key = _key(given, way, tokenizer, precision, ranks)
+        key = _key(given, way, tokenizer, precision, ranks, ids_at_once(forward.device))
         answers = answer(forward, questions, memory(key), done, should_stop, ranks)
         if answers is None:
             return None
@@ -210,8 +235,8 @@ def _encoded(
         yield question
 
 
-def _key(given: Given, way: Way, tokenizer: Tokenizer, precision: Precision, ranks: Ranks) -> str:
-    facts = [given.task.name, way.name, given.data_hash, tokenizer.sha256, precision, *ranks]
+def _key(given: Given, way: Way, tokenizer: Tokenizer, precision: Precision, ranks: Ranks, ids: int) -> str:
+    facts = [given.task.name, way.name, given.data_hash, tokenizer.sha256, precision, *ranks, PAIRS_AT_ONCE, ids]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -249,16 +274,15 @@ SAID = {
 }
 
 
-def _scored(name: str, outcomes: Floats, said: str, model: GPT, data_hash: str) -> Score:
-    value = float(outcomes.mean())
-    error = float(outcomes.std(ddof=1) / np.sqrt(len(outcomes))) if len(outcomes) > 1 else None
+def _scored(name: str, outcomes: Floats, said: str, model: GPT, data_hash: str) -> TaskScore:
+    value, error = mean_and_error(outcomes)
     if name == "perplexity":
         value = float(np.exp(min(value, 700.0)))
         error = None if error is None else value * error  # to first order
-    return Score(value, error, len(outcomes), said, model.config.block_size, data_hash)
+    return TaskScore(value, error, len(outcomes), said, model.config.block_size, data_hash)
 
 
-def _by_group(way: Way, groups: list[str], outcomes: Floats, model: GPT, data_hash: str) -> dict[str, Score]:
+def _by_group(way: Way, groups: list[str], outcomes: Floats, model: GPT, data_hash: str) -> dict[str, TaskScore]:
     found = {}
     for group in sorted(set(groups) - {""}):
         among = outcomes[[name == group for name in groups]]

@@ -1,14 +1,16 @@
 """A model of ours under EleutherAI's lm-eval, in this process: its tasks and numbers, our forward passes."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from quatrain.errors import DataError, UsageError
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.endings import Question, answer
+from quatrain.inference.engine import Engine
 from quatrain.inference.forward import Forward
 from quatrain.inference.ranks import ALONE, Ranks
-from quatrain.inference.sampling import generate
+from quatrain.inference.sampling import write
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import Tokenizer
@@ -25,6 +27,10 @@ def adapter(model: GPT, tokenizer: Tokenizer, precision: Precision = "fp32", ran
         raise UsageError("--lm-eval needs the library 'lm-eval': pip install 'quatrain[eval]'") from error
 
     forward = Forward(model, precision)
+
+    @cache
+    def engine() -> Engine:
+        return Engine(model, dtype=precision)
 
     class Adapter(TemplateLM):  # type: ignore[misc]  # the library has no types
         """Ids and texts by our tokenizer; the prefix of an empty context is eot, as for its hf backend."""
@@ -77,10 +83,10 @@ def adapter(model: GPT, tokenizer: Tokenizer, precision: Precision = "fp32", ran
         until = settings.get("until", [])
         stops = tuple(stop for stop in ([until] if isinstance(until, str) else until) if stop)
         most = min(int(settings.get("max_gen_toks", GENERATED)), model.config.block_size - 1)
-        ids = tokenizer.encode(context)[-(model.config.block_size - most) :]
+        ids = tokenizer.encode(context).tolist()[-(model.config.block_size - most) :] or [tokenizer.eot]
         temperature = float(settings.get("temperature", 0.0)) if settings.get("do_sample") else 0.0
         config = SamplingConfig(max_tokens=most, temperature=temperature, stop=stops)
-        return generate(model, tokenizer, tokenizer.decode(ids.tolist()), config, precision)[0].text
+        return write(engine(), tokenizer, ids, config)[0].text
 
     return Adapter()
 

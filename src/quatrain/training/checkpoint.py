@@ -158,8 +158,8 @@ def _with_its_tokenizer(checkpoint: Path) -> Path:
 
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, if it does."""
-    run = checkpoint.resolve().parent.parent
-    return run if (run / "recipe.toml").is_file() else None
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / "recipe.toml").is_file() else None
 
 
 def restart_of(checkpoint: Path, eot: int) -> int | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quatrain.inference.tasks import Given, check_fit, evaluate_task, named_task
+from quatrain.inference.tasks import Given, check_fit, evaluate_task, named_tasks
 from quatrain.model.device import Precision
 from quatrain.model.gpt import GPT
 from quatrain.text.tokenizers import Tokenizer
@@ -16,8 +16,7 @@ class TaskScores:
 
     def __init__(self, words: str, items: int, tokenizer: Tokenizer, block_size: int) -> None:
         """Raises `UsageError` or `DataError` for a task that is not there, or has a question that cannot be asked."""
-        names = [word.strip() for word in words.split(",") if word.strip()]
-        self.given: list[Given] = [named_task(name, count=items or None) for name in names]
+        self.given: list[Given] = named_tasks(words, count=items or None)
         for given in self.given:
             check_fit(given, tokenizer, block_size)
 
