@@ -187,7 +187,7 @@ def test_the_comparison_bites_where_endings_see_each_other(monkeypatch: pytest.M
 def test_an_empty_ending_is_certain_and_an_ending_longer_than_the_model_is_refused(tmp_path: Path) -> None:
     model = network(257, 24)
     assert answer(Forward(model), [Question((1,), ((), (2,)))])[0].logprobs[0] == 0.0
-    (tmp_path / "long.jsonl").write_text(json.dumps({"context": "a", "endings": ["b" * 24], "label": 0}))
+    (tmp_path / "long.jsonl").write_text(json.dumps({"context": "a", "endings": ["b" * 24, "b"], "label": 0}))
     given = named_task(str(tmp_path / "long.jsonl"))
     refusal = "task long.jsonl, question 1: an ending has 25 ids, and the model sees at most block_size 24"
     with pytest.raises(DataError, match=refusal):
@@ -250,7 +250,9 @@ OWN = {"context": "two and two is", "endings": ["four", "a fish", "5"], "label":
     [
         ({"label": 3}, r"question 2: 'label' is 3, expected the place of the right ending, 0 .. 2"),
         ({"label": True}, "'label' is True"),
-        ({"endings": "four"}, "'endings' is 'four', expected a list of one or more texts"),
+        ({"endings": "four"}, "'endings' is 'four', expected a list of two or more texts, none of them empty"),
+        ({"endings": ["b"]}, r"'endings' is \['b'\], expected a list of two or more texts, none of them empty"),
+        ({"endings": ["b", ""]}, r"'endings' is \['b', ''\], expected a list of two or more texts, none of them empty"),
         ({"endings": []}, r"'endings' is \[\]"),
         ({"context": None}, "'context' is None, expected a text"),
     ],

@@ -276,6 +276,7 @@ def test_names_of_a_door() -> None:
     assert "[fd00::5]:99" in Door("fd00::5", 99).names
     assert {"gpu7:99", "tunnel:5000"} <= Door(port=99, also=("GPU7", "tunnel:5000")).names
     assert "tunnel:99" not in Door(port=99, also=("tunnel:5000",)).names
+    assert {"tunnel", "tunnel:99", "proxy"} <= Door(port=99, also=("tunnel", "proxy:443")).names
 
 
 @pytest.mark.parametrize(

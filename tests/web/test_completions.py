@@ -227,8 +227,8 @@ def test_without_a_model_completions_say_so() -> None:
         assert site.ask("/v1/models").json == {"object": "list", "data": []}
         assert site.ask("/healthz").json == {"status": "ok", "model": None}
         reply = site.ask(fields={"prompt": "x"})
-        assert (reply.status, reply.json["error"]["type"]) == (503, "server_error")
-        assert "no checkpoint is there yet" in reply.told
+        assert (reply.status, reply.json["error"]["type"]) == (404, "not_found_error")  # no client tries it again
+        assert "no model speaks beside a training" in reply.told
 
 
 # lm-eval

@@ -85,7 +85,7 @@ def evaluate(
         Print one JSON object as the last line of stdout; words for people go to stderr.
 
     """
-    from quatrain.inference.tasks import named_tasks
+    from quatrain.inference.tasks import check_fit, named_tasks
 
     loaded = _load(run, device)
     if text is not None and data is not None:
@@ -95,8 +95,12 @@ def evaluate(
         raise UsageError(f"--file {file} goes with one --task by its name, such as --task hellaswag")
     if items is not None and items < 1:
         raise ConfigError([f"--items is {items}, it must be at least 1"])
-    given = named_tasks(task, file, items)
     harness = [word.strip() for word in lm_eval.split(",") if word.strip()]
+    if items is not None and not (task or harness or probes):
+        raise UsageError(f"--items {items} goes with --task, --lm-eval or --probes")
+    given = named_tasks(task, file, items)
+    for one in given:
+        check_fit(one, loaded.tokenizer, loaded.model.config.block_size)
     if text is not None:
         result = _of_text(loaded, text, how, precision)
     else:

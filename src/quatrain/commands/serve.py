@@ -1,6 +1,7 @@
 """quatrain serve: a completions API of a run's model, and its page."""
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from quatrain.web.serving import Serving
 
 TOKEN = "QUATRAIN_TOKEN"
+HOST_NAME = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d+)?", re.ASCII)
 
 
 def serve(
@@ -77,6 +79,11 @@ def serve(
     needs_libraries("quatrain serve")
     _check(slots=slots, queue=queue, samples=samples, max_tokens=max_tokens, max_body=max_body)
     _check(timeout=timeout, body_timeout=body_timeout)
+    wrong = [name for name in allow_host or () if not HOST_NAME.fullmatch(name)]
+    if wrong:
+        raise UsageError(
+            f"--allow-host {wrong[0]} is no name of a host; expected NAME or NAME:PORT, such as tunnel.example"
+        )
     absent = [other for other in others if not other.is_dir()]
     if absent:
         raise DataError(f"{absent[0]}: no such run; the folders behind the first are runs whose curves are shown")

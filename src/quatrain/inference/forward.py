@@ -18,7 +18,7 @@ from quatrain.model.gpt import GPT, LAYERNORM_EPS, Block
 from quatrain.model.masks import Mask, plan
 
 Norm = Callable[[Tensor], Tensor]
-AttendIn = Callable[
+Attending = Callable[
     [int, Tensor, Tensor, Tensor], Tensor
 ]  # layer, q (B, H, T, D), k and v (B, H_kv, T, D) to q's shape
 Mix = tuple[float, float] | None
@@ -59,7 +59,7 @@ class Forward:
         seen = plan(documents, self.floats, self.config.head_dim, 0.0) if mask is None else mask
         return self.stream(ids, positions, lambda layer, q, k, v: seen.attend(q.to(v.dtype), k.to(v.dtype), v))
 
-    def stream(self, ids: Tensor, positions: Tensor, attend: AttendIn) -> Tensor:
+    def stream(self, ids: Tensor, positions: Tensor, attend: Attending) -> Tensor:
         """The same for positions (B, T), attention left to the caller."""
         B, T = ids.shape
         H, groups, D = self.config.n_head, self.config.kv_heads, self.config.head_dim

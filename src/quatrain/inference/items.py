@@ -82,8 +82,8 @@ def text_of(row: Row, name: str) -> str:
 
 def _texts_of(row: Row, name: str) -> tuple[str, ...]:
     value = row.get(name)
-    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-        raise DataError(f"'{name}' is {value!r:.60}, expected a list of one or more texts")
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(text, str) and text for text in value):
+        raise DataError(f"'{name}' is {value!r:.60}, expected a list of two or more texts, none of them empty")
     return tuple(value)
 
 

@@ -6,6 +6,8 @@ close to a border between two ids may go either way.) The model sees the prompt'
 eot.
 """
 
+from itertools import islice
+
 from quatrain.errors import DataError
 from quatrain.inference.batch import Batch, Decoder, OnText, Sample, Writing
 from quatrain.inference.config import SamplingConfig
@@ -47,11 +49,11 @@ def write(
     """The same from ids, by an engine whose slots are free."""
     limit = limit_of(len(prompt), engine.config.block_size, config)
     batch, told = Batch(engine), _InOrder(on_text)
-    writings = [Writing(tokenizer, prompt, config, number, limit, told.hear) for number in range(config.n)]
-    for writing in writings:
-        batch.add(writing)
+    writings = (Writing(tokenizer, prompt, config, number, limit, told.hear) for number in range(config.n))
     samples: dict[int, Sample] = {}
-    while batch.busy:
+    while len(samples) < config.n:
+        for writing in islice(writings, engine.slots - len(batch.queue)):  # no more than can begin
+            batch.add(writing)
         for writing in batch.step():
             samples[writing.number] = writing.end()
             told.end(writing.number)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from quatrain.web.serving import Order, Piece, Serving, Token
 
 T = TypeVar("T")
+NOBODY = (
+    "no model speaks beside a training, which train --serve shows; use quatrain serve RUN, when it has a checkpoint"
+)
 GRACE = 5.0  # seconds beyond a request's own time in which its client may read what was written
 
 
@@ -39,9 +42,7 @@ async def complete(request: Request) -> Response:
     """Continue prompts."""
     serving: Serving | None = request.app.state.serving
     if serving is None:
-        raise Refused(
-            503, "no checkpoint is there yet to speak from; see the run's curves, and serve it when it has one"
-        )
+        raise Refused(404, NOBODY, code="model_not_found")
     body = await request.body()
     fields = await run_in_threadpool(read_json, body)
     check_model(serving, fields.get("model"))
@@ -60,7 +61,7 @@ def check_model(serving: "Serving | None", name: object) -> None:
     """Raise `Refused` for a model that is not served; None: whichever is."""
     if name is None or (serving is not None and name == serving.name):
         return
-    there = f"this server has {serving.name!r}" if serving else "no checkpoint is there yet"
+    there = f"this server has {serving.name!r}" if serving else NOBODY
     raise Refused(404, f"no model {shown(name)}; {there}", param="model", code="model_not_found")
 
 

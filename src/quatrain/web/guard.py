@@ -45,7 +45,9 @@ class Door:
         """What a Host header may say, in lower case."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         plain = {name if _has_port(name) else f"{name}:{self.port}" for name in (*LOOPBACK, own, *self.also)}
-        return {name.lower() for name in plain | {name.removesuffix(":80") for name in plain}}
+        # A browser names no port where it is the scheme's own, as behind a tunnel or proxy it mostly is.
+        bare = {name.removesuffix(port) for name in plain for port in (":80", ":443")}
+        return {name.lower() for name in plain | bare | set(self.also)}
 
     @property
     def any_address(self) -> bool:

@@ -40,7 +40,8 @@ class Refused(Exception):
         kind = KINDS.get(self.status, "invalid_request_error")
         # A lone surrogate of the request would not be UTF-8, and a client may print what it is told.
         message = visible(self.message, keep="\n")
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else visible(self.param[:SHOWN])
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> Response:
         """The answer."""
