@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from quatrain.errors import ConfigError, DataError, did_you_mean
 from quatrain.inference.config import SamplingConfig
+from quatrain.inference.sampling import limit_of
 from quatrain.web.refusals import Refused, shown
 
 if TYPE_CHECKING:
@@ -148,13 +149,14 @@ def _check_length(ids: int, config: SamplingConfig, echo: bool, serving: "Servin
     block_size, most = serving.block_size, max(serving.limits.tokens, serving.block_size)
     if ids + config.max_tokens > most:
         _refuse("max_tokens", f"{ids:,} ids and {config.max_tokens:,} more pass {most:,} (--max-tokens)")
-    if ids > block_size and not config.sliding:
+    room = limit_of(ids, block_size, config)
+    if room < 0:
         _refuse(
             "prompt", f"the prompt has {ids:,} ids, the model sees at most {block_size:,}; shorten it, or 'sliding'"
         )
     if ids > block_size and echo and config.logprobs is not None:
         _refuse("echo", f"the logprobs of {ids:,} ids cannot be told: the model sees at most {block_size:,}")
-    if ids == block_size and config.max_tokens and not config.sliding:
+    if config.max_tokens and not room:
         # An answer without an id would be read as one with it: lm-eval takes the last id for the model's own.
         _refuse(
             "prompt", f"the prompt has {ids:,} ids, all that the model sees; max_tokens must be 0, or 'sliding' true"
