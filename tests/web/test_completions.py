@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
 from quatrain.model.pretrained import save_model
-from quatrain.web.asking import ABSENT, FIELDS, Limits, read_ask, read_json
+from quatrain.web.asking import ABSENT, FIELDS, Limits, read_ask
+from quatrain.web.fields import read_json
 from quatrain.web.refusals import Refused
 from served import BYTES, Site, network, served, serving_of
 

@@ -16,14 +16,18 @@ from quatrain.tokens.store import TokenStore
 from quatrain.training.checkpoint import checkpoints, run_of
 from quatrain.training.flops import flops_per_token
 from quatrain.training.metrics import Row
+from quatrain.web.refusals import Refused
 
 AT_ONCE = 1 << 20  # bytes of a file that one answer holds, about
 MARKED = 256  # bytes before a place by which it is known again
 NOT_SHOWN = ("ids", "data_hash")  # keys of rows that no view needs
 
 
-class NotHere(DataError):
+class NotHere(Refused):
     """What was asked for is not on this machine, or not shown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(404, message)
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ def _store(run: Path) -> dict[str, Any]:
     """Name of the run's store, whether it is here, and the bytes of text behind one validation target."""
     try:
         store = open_store(run)
-    except DataError:
+    except NotHere:
         return {"store": store_folder(run).name, "store_here": False, "bytes_per_token": None}
     val = store.facts["splits"]["val"]
     targets, size = val["tokens"] - 1, val.get("bytes")
