@@ -180,7 +180,7 @@ def test_a_prompt_that_the_vocabulary_cannot_spell_is_a_sentence_for_each(client
         ({"run": "tiny", "temperature": "0.5"}, "temperature is '0.5', expected a number"),
         ({"run": "tiny", "temperature": -0.5}, "temperature is -0.5, it must be at least 0"),
         ({"run": "tiny", "top_k": 5}, "no field 'top_k'"),
-        ({"run": "tiny", "promt": "a"}, "no field 'promt' (did you mean 'prompt'?)"),
+        ({"run": "tiny", "prompts": "a"}, "no field 'prompts' (did you mean 'prompt'?)"),
         (b'{"run": "tiny", "temperature": NaN}', "NaN is no JSON number"),
         (b'{"run": "tiny", "prompt": "\\ud800"}', "expected a text"),
         ({"run": "tiny", "prompt": "a" * 20_000}, "at most 16,384"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quatrain.errors import ConfigError, DataError
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import limit_of
-from quatrain.web.fields import Fields, get, is_whole, known_only, number, refuse_field, whole
+from quatrain.web.fields import Fields, get, is_whole, known_only, number, refusal_of, refuse_field, whole
 from quatrain.web.refusals import Refused, shown
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _sampling(fields: Fields, serving: "Serving") -> SamplingConfig:
             sliding=get(fields, "sliding", _flag, False),
         )
     except ConfigError as error:
-        raise Refused(400, str(error), param=error.mistakes[0].split()[0]) from error
+        raise refusal_of(error) from error
 
 
 def _check_length(ids: int, config: SamplingConfig, echo: bool, serving: "Serving") -> None:

@@ -37,7 +37,7 @@ Answer = Callable[[Request], Any]
 def routes(runs: list[Path]) -> list[Route]:
     """The routes of the page over these run folders, which need not be there yet."""
     dashboard = Dashboard(runs)
-    told: Any = {"middleware": [Middleware(ExceptionMiddleware, handlers={QuatrainError: dashboard.failed})]}
+    failing = [Middleware(ExceptionMiddleware, handlers={QuatrainError: dashboard.failed})]
     answers: dict[str, Answer] = {
         "runs": dashboard.all_runs,
         "rows": dashboard.rows,
@@ -47,8 +47,11 @@ def routes(runs: list[Path]) -> list[Route]:
     return [
         Route("/", page_file, methods=["GET"]),
         Route("/page/{name}", page_file, methods=["GET"]),
-        *(Route(f"/api/{name}", _json(answer), methods=["GET"], **told) for name, answer in answers.items()),
-        Route("/api/through", dashboard.through, methods=["POST"], **told),
+        *(
+            Route(f"/api/{name}", _json(answer), methods=["GET"], middleware=failing)
+            for name, answer in answers.items()
+        ),
+        Route("/api/through", dashboard.through, methods=["POST"], middleware=failing),
     ]
 
 
@@ -138,7 +141,7 @@ class Dashboard:
         for store in map(run_folders.store_folder, self.runs.values()):
             folders |= {str(store): store.name, str(store.resolve()): store.name}
         for folder in sorted(folders, key=len, reverse=True):  # what lies in another one first
-            message = message.replace(folder, folders[folder])
+            message = message.replace(folder, folders[folder]) if "/" in folder else message
         return message
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from quatrain.errors import did_you_mean
+from quatrain.errors import ConfigError, did_you_mean
 from quatrain.web.refusals import Refused, shown
 
 Fields = dict[str, Any]
@@ -46,6 +46,11 @@ def get(fields: Fields, name: str, read: Callable[[str, Any], Any], default: Any
 def refuse_field(param: str, message: str) -> NoReturn:
     """Raise `Refused` for a field that is wrong."""
     raise Refused(400, message, param=param)
+
+
+def refusal_of(error: ConfigError) -> Refused:
+    """The same for settings, whose mistakes begin with their names."""
+    return Refused(400, str(error), param=error.mistakes[0].split()[0])
 
 
 def is_whole(value: object) -> bool:

@@ -16,8 +16,8 @@ from quatrain.inference.sampling import prompt_ids, write
 from quatrain.model.pretrained import load_folder_tokenizer, load_model
 from quatrain.training.checkpoint import checkpoints, restart_of
 from quatrain.training.metrics import Row
-from quatrain.web.fields import get, known_only, number, read_json, refuse_field, whole
-from quatrain.web.refusals import Refused, shown
+from quatrain.web.fields import get, known_only, number, read_json, refusal_of, refuse_field, whole
+from quatrain.web.refusals import shown
 
 MAX_TOKENS = 256
 PROMPT = 16_384  # characters
@@ -49,7 +49,7 @@ def parse(body: bytes) -> Asked:
     try:
         return Asked(run, prompt, SamplingConfig(**{"max_tokens": 64} | settings))
     except ConfigError as error:
-        raise Refused(400, str(error), param=error.mistakes[0].split()[0]) from error
+        raise refusal_of(error) from error
 
 
 def _text(name: str, value: Any) -> str:
@@ -71,9 +71,9 @@ class Through:
 
     def __call__(self, run: Path, asked: Asked, left: threading.Event) -> Iterator[Row]:
         """First how many checkpoints, then for each a row of step and text or error; ends when `left` is set."""
-        asked_of = thinned(checkpoints(run))
-        yield {"checkpoints": len(asked_of)}
-        for step, folder in asked_of:
+        taken = thinned(checkpoints(run))
+        yield {"checkpoints": len(taken)}
+        for step, folder in taken:
             try:
                 text = self._in_turn(folder, asked, left)
             except Left:
