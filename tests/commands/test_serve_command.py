@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -51,19 +52,19 @@ def test_a_run_answers_as_sample_does(run, visited):
     found = {}
 
     def visit(site):
+        found["url"] = f"{site.url}/"
         found["models"] = site.ask("/v1/models").json["data"]
         found["answer"] = site.ask(fields={"prompt": "Shall", "n": 2, "max_tokens": 6, "seed": 42}).json
 
     visited(visit)
-    answer = done("serve", run, "--port", "0", "--json")
+    answer = done("serve", run, "--port", "0")
     samples = done("sample", run, "--prompt", "Shall", "--n", "2", "--max-tokens", "6", "--json").json["samples"]
     assert [choice["text"] for choice in found["answer"]["choices"]] == [sample["text"] for sample in samples]
     (model,) = found["models"]
     assert (model["id"], model["checkpoint"], model["block_size"]) == ("first", "step_00000006", 16)
     assert model["created"] > 0
-    assert answer.json == {"url": answer.json["url"], "model": "first"}
-    url = answer.json["url"]
-    assert answer.err == f"first (step_00000006, fp32) at {url}\ncompletions: {url}v1/completions; Ctrl-C ends\n"
+    url = found["url"]
+    assert answer.out == f"first (step_00000006, fp32) at {url}\ncompletions: {url}v1/completions; Ctrl-C ends\n"
 
 
 def test_every_limit_is_an_option(run, visited):
@@ -87,6 +88,23 @@ def test_a_token_of_the_environment_is_asked_for_and_stands_in_the_address(run, 
     assert seen == [401, 303]
     assert "/?token=sesame\n" in told
     assert "http://127.0.0.1:" in told
+
+
+def test_a_token_of_any_signs_is_one_that_the_printed_address_brings(run, visited):
+    token, seen = "a+b&c=%20#?/ d", []
+    visited(lambda site: seen.append(site.port))
+    told = done("serve", run, "--port", "0", "--token", token).out
+    printed = urlsplit(told.splitlines()[0].split()[-1])
+    visited(lambda site: seen.append(site.ask(f"/?{printed.query}").status))
+    done("serve", run, "--port", "0", "--token", token)
+    assert seen[1:] == [303]
+
+
+def test_a_checkpoint_speaks_and_its_run_is_shown(run, visited):
+    found = []
+    visited(lambda site: found.extend(site.ask("/api/runs").json["runs"]))
+    done("serve", run / "checkpoints" / "step_00000006", run, "--port", "0")
+    assert [one["name"] for one in found] == ["first"]
 
 
 def test_documents_are_apart_where_the_run_trained_them_so(sonnets, tmp_path, visited, monkeypatch):
@@ -187,15 +205,17 @@ def test_case_59_the_tokenizer_s_hash_of_the_trainer_counts_where_there_is_no_ma
     assert "step_00000006: its tokenizer.json is not the one" in refused(command[0], swapped, *command[1:])
 
 
-def test_ctrl_c_tells_those_who_wait_and_ends_with_130(run):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_tells_those_who_wait_and_is_the_exit_code(run, number, code):
     script = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from quatrain.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", script, "serve", str(run), "--port", "0"]
+    command = [sys.executable, "-c", script, "serve", str(run), "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with contextlib.closing(process.stdout), contextlib.closing(process.stderr):
-        url = process.stdout.readline().split()[-1]
+        url = process.stderr.readline().split()[-1]
+        process.stderr.readline()
         # A penalty makes the characters take turns: the sample does not end for a long time.
         fields = {"prompt": "S", "max_tokens": 8000, "sliding": True, "temperature": 0, "stream": True}
         request = urllib.request.Request(
@@ -203,12 +223,13 @@ def test_ctrl_c_tells_those_who_wait_and_ends_with_130(run):
         )
         with urllib.request.urlopen(request, timeout=30) as reply:
             assert reply.readline().startswith(b"data: ")
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             last = reply.read().decode().strip().split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["message"].startswith("the server is ending")
-        assert process.wait(30) == 130
-        told = process.stderr.read()
-    assert told == "error: interrupted; the same command goes on from what was saved, or begins again\n"
+        assert process.wait(30) == code
+        told = "ended by a signal; requests under way were told"
+        assert process.stderr.read() == f"error: {told}\n"
+        assert json.loads(process.stdout.read()) == {"error": told, "exit": code}
 
 
 # train --serve

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.sampling import generate
 from quatrain.model.pretrained import save_model
-from quatrain.web.asking import ABSENT, FIELDS, Limits, read_ask, read_json
+from quatrain.web.asking import ABSENT, FIELDS, Limits, read_ask
+from quatrain.web.fields import read_json
 from quatrain.web.refusals import Refused
 from served import BYTES, Site, network, served, serving_of
 
@@ -217,9 +219,17 @@ def test_a_request_ends_after_its_time() -> None:
 
 def test_too_many_at_once_are_told_when_to_ask_again() -> None:
     with served(serving_of(MODEL, slots=1, limits=Limits(queue=1))) as site:
-        reply = site.ask(fields={"prompt": ["x", "y", "z"]})
-        assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+        long = {"prompt": "x", "max_tokens": 8000, "sliding": True, "temperature": 0, "stream": True}
+        request = urllib.request.Request(
+            f"{site.url}/v1/completions", json.dumps(long).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as stream:
+            assert stream.readline().startswith(b"data: ")
+            reply = site.ask(fields={"prompt": ["x", "y"]})
+            assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+        _until(lambda: site.serving.open == 0)
         assert site.ask(fields={"prompt": ["x", "y"]}).status == 200
+        assert site.ask(fields={"prompt": ["x", "y", "z"]}).status == 400  # for ever
 
 
 def test_without_a_model_completions_say_so() -> None:

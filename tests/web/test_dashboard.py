@@ -10,7 +10,6 @@ import pytest
 from starlette.testclient import TestClient
 from tiny_runs import tiny_run
 
-from quatrain.errors import UsageError
 from quatrain.tokens.excerpts import excerpts
 from quatrain.tokens.store import TokenStore
 from quatrain.web import through
@@ -130,9 +129,16 @@ def test_windows_show_the_text_of_the_store_with_its_borders(client, sonnets):
 def test_a_prompt_goes_through_the_checkpoints_in_their_order(client):
     body = {"run": "tiny", "prompt": "Shall", "max_tokens": 12, "temperature": 0, "seed": 1}
     rows = [json.loads(line) for line in client.post("/api/through", json=body).text.splitlines()]
-    assert [row.get("step") for row in rows] == [10, 20, 30, None]
-    assert rows[-1] == {"done": True}
-    assert all(0 < len(row["text"]) <= 12 for row in rows[:-1])
+    assert [row.get("step") for row in rows] == [None, 10, 20, 30, None]
+    assert (rows[0], rows[-1]) == ({"checkpoints": 3}, {"done": True})
+    assert all(0 < len(row["text"]) <= 12 for row in rows[1:-1])
+
+
+def test_of_many_checkpoints_so_many_are_told_as_are_asked(client, monkeypatch):
+    monkeypatch.setattr(through, "CHECKPOINTS", 2)
+    rows = client.post("/api/through", json={"run": "tiny", "prompt": "a", "max_tokens": 1}).text.splitlines()
+    assert json.loads(rows[0]) == {"checkpoints": 2}
+    assert [json.loads(row)["step"] for row in rows[1:-1]] == [10, 30]
 
 
 def test_a_prompt_through_a_checkpoint_is_what_sample_writes(client, run):
@@ -151,34 +157,67 @@ def test_a_checkpoint_that_cannot_be_read_is_told_and_the_next_one_is_tried(run,
     client = TestClient(create_app(None, routes([broken])), base_url="http://127.0.0.1:8000")
     told = client.post("/api/through", json={"run": "broken", "prompt": "a", "max_tokens": 3}).text
     rows = [json.loads(line) for line in told.splitlines()]
-    assert ["error" in row for row in rows] == [False, True, False, False]
+    assert ["error" in row for row in rows[1:]] == [False, True, False, False]
     assert str(tmp_path) not in told
 
 
 def test_a_prompt_that_the_vocabulary_cannot_spell_is_a_sentence_for_each(client):
     rows = client.post("/api/through", json={"run": "tiny", "prompt": "漢"}).text.splitlines()
-    assert all("error" in json.loads(row) for row in rows[:-1])
+    assert all("error" in json.loads(row) for row in rows[1:-1])
 
 
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (b"", "not JSON"),
-        (b"[" * 50_000, "not JSON"),
-        (b"[1]", "not an object"),
+        (b"", "the body is not JSON"),
+        (b"[" * 50_000, "nested too deeply"),
+        (b"[1]", "the body is list; expected an object"),
         ({"run": 3}, "run is 3, expected a text"),
         ({"run": "tiny", "max_tokens": MAX_TOKENS + 1}, "at most 256"),
         ({"run": "tiny", "max_tokens": -1}, "max_tokens is -1, it must be at least 0"),
         ({"run": "tiny", "max_tokens": True}, "max_tokens is True, expected a whole number"),
-        ({"run": "tiny", "temperature": -0.5, "seed": "x"}, "seed is 'x'"),
-        (b'{"run": "tiny", "temperature": NaN}', "temperature is nan"),
+        ({"run": "tiny", "max_tokens": "12"}, "max_tokens is '12', expected a whole number"),
+        ({"run": "tiny", "temperature": "0.5"}, "temperature is '0.5', expected a number"),
+        ({"run": "tiny", "temperature": -0.5}, "temperature is -0.5, it must be at least 0"),
+        ({"run": "tiny", "top_k": 5}, "no field 'top_k'"),
+        ({"run": "tiny", "prompts": "a"}, "no field 'prompts' (did you mean 'prompt'?)"),
+        (b'{"run": "tiny", "temperature": NaN}', "NaN is no JSON number"),
         (b'{"run": "tiny", "prompt": "\\ud800"}', "expected a text"),
         ({"run": "tiny", "prompt": "a" * 20_000}, "at most 16,384"),
     ],
 )
-def test_a_wrong_request_for_through_is_refused_with_what_is_wrong(body, found):
-    with pytest.raises(UsageError, match=found):
-        parse(body if isinstance(body, bytes) else json.dumps(body).encode())
+def test_a_wrong_request_for_through_is_refused_with_what_is_wrong(client, body, found):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/api/through", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert found in answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def damaged(run, sonnets, tmp_path):
+    """A run whose store, outside of its folder, opens, but has indices that say nothing and another tokenizer."""
+    store = tmp_path / "stores" / "sonnets"
+    shutil.copytree(sonnets.folder, store)
+    for index in store.glob("*.idx*"):
+        index.write_bytes(b"\xff" * index.stat().st_size)
+    with (store / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    recipe = (run / "recipe.toml").read_text().replace(str(sonnets.folder), str(store))
+    (tmp_path / "runs" / "broken" / "recipe.toml").write_text(recipe)
+    return tmp_path / "runs" / "broken"
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [("/api/store", "sonnets: the index of train"), ("/api/window", "sonnets/tokenizer.json: sha256 is")],
+)
+def test_a_damaged_store_is_not_the_request_s_mistake_and_is_told_without_its_path(damaged, tmp_path, path, found):
+    client = TestClient(create_app(None, routes([damaged])), base_url="http://127.0.0.1:8000")
+    status, message = refused(client, path, run="broken", split="train", number=1)
+    assert status == 500
+    assert str(tmp_path) not in message
+    assert message.startswith(found)
 
 
 def test_an_unknown_run_for_through_is_404(client):
@@ -213,6 +252,7 @@ def test_through_stops_within_a_token_when_the_reader_leaves(run, monkeypatch):
 
     async def leave() -> None:
         lines = dashboard._lines(run, parse(b'{"run": "tiny"}'))
+        assert await anext(lines) == '{"checkpoints": 3}\n'
         task = asyncio.ensure_future(anext(lines))
         while not state["writes"].is_set():
             await asyncio.sleep(0.01)
@@ -229,7 +269,7 @@ def test_a_reader_who_waits_for_another_may_leave_too(run):
     left = threading.Event()
     with writer._one_at_a_time:
         left.set()
-        assert list(writer(run, parse(b'{"run": "tiny"}'), left)) == []
+        assert list(writer(run, parse(b'{"run": "tiny"}'), left)) == [{"checkpoints": 3}]
 
 
 def test_a_run_that_has_not_begun_is_shown_as_empty(tmp_path):
@@ -237,4 +277,5 @@ def test_a_run_that_has_not_begun_is_shown_as_empty(tmp_path):
     assert ask(client, "/api/runs")[1]["runs"][0]["checkpoints"] == []
     assert ask(client, "/api/rows", run="soon", file="metrics")[1]["rows"] == []
     assert refused(client, "/api/store", run="soon")[0] == 404
-    assert json.loads(client.post("/api/through", json={"run": "soon"}).text) == {"done": True}
+    told = client.post("/api/through", json={"run": "soon"}).text.splitlines()
+    assert [json.loads(line) for line in told] == [{"checkpoints": 0}, {"done": True}]

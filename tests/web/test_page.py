@@ -14,6 +14,7 @@ from tiny_runs import STEPS, tiny_run
 from quatrain.inference.engine import Engine
 from quatrain.model.pretrained import load_folder_tokenizer, load_model
 from quatrain.tokens.store import TokenStore
+from quatrain.web import through
 from quatrain.web.app import create_app
 from quatrain.web.dashboard import routes
 from quatrain.web.guard import Door
@@ -75,9 +76,13 @@ def page(browser: Any, url: str) -> Iterator[Any]:
     yield from watched(browser, url)
 
 
-def watched(browser: Any, url: str, viewport: dict[str, int] = WIDE, scheme: str = "light") -> Iterator[Any]:
+def watched(
+    browser: Any, url: str, viewport: dict[str, int] = WIDE, scheme: str = "light", clock: bool = False
+) -> Iterator[Any]:
     context = browser.new_context(viewport=viewport, color_scheme=scheme)
     page = context.new_page()
+    if clock:
+        page.clock.install()
     page.set_default_timeout(15_000)
     wrong: list[str] = []
     hosts: set[str] = set()
@@ -185,23 +190,39 @@ def test_a_chart_is_looked_at_closer_and_whole_again(page):
 
 
 def test_a_run_that_is_being_written_grows_on_the_page(browser, folders, tmp_path):
+    """By the page's own looks, which the test's clock brings nearer."""
     run = tmp_path / "going"
     shutil.copytree(folders[0], run)
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join(lines[:12]) + lines[12][:20])
     for url in served(None, [run]):
-        for page in watched(browser, url):
+        for page in watched(browser, url, clock=True):
             step = page.locator("#latest tbody td").first
+            bits = page.locator("figure", has=page.locator("strong", has_text="Bits per byte"))
             expect_text(step, r"^11 of|^10 of")
+            assert bits.is_visible()
             with (run / "metrics.jsonl").open("ab") as file:
                 file.write(lines[12][20:] + b"".join(lines[13:18]))
-            expect_text(step, "^1[5-7] of")
-            (run / "metrics.jsonl").write_bytes(b"".join(lines[:8]))  # as a resume does
-            expect_text(step, "^7 of")
+            expect_soon(page, step, "^1[5-7] of")
+            cut = [line for line in lines[:8] if b"val_loss" not in line]
+            (run / "metrics.jsonl").write_bytes(b"".join(cut))  # as a resume does
+            expect_soon(page, step, "^7 of")
+            assert bits.is_hidden()  # what is not in the file any longer is not drawn
             (run / "metrics.jsonl").write_bytes(b"".join(lines))
-            expect_text(step, f"^{STEPS} of")
+            expect_soon(page, step, f"^{STEPS} of")
+            assert bits.is_visible()
             page.locator("#tab-playground").click()
             expect_text(page.locator("#playground-status"), "No model is served yet")
+
+
+def expect_soon(page: Any, locator: Any, pattern: str) -> None:
+    """A text behind one of the page's next looks; its clock is put forward to each."""
+    for _ in range(500):
+        if re.search(pattern, locator.inner_text()):
+            return
+        page.clock.fast_forward(2000)
+        page.wait_for_timeout(20)  # of our own time, in which it is answered
+    expect_text(locator, pattern)
 
 
 def test_samples_are_shown_by_step_and_a_script_in_them_stays_text(page, folders):
@@ -215,7 +236,7 @@ def test_samples_are_shown_by_step_and_a_script_in_them_stays_text(page, folders
     assert page.evaluate("window.hit") is None
 
 
-def test_a_prompt_goes_through_the_checkpoints(page):
+def test_a_prompt_goes_through_the_checkpoints(page, monkeypatch):
     form = page.locator("#through-form")
     form.locator("option").first.wait_for(state="attached")
     form.get_by_label("prompt").fill("Shall I")
@@ -224,6 +245,17 @@ def test_a_prompt_goes_through_the_checkpoints(page):
     expect_text(page.locator("#through-status"), "3 checkpoints, oldest first")
     assert page.locator("#through h3").all_inner_texts() == ["step 10", "step 20", "step 30"]
     assert all(text.startswith("Shall I") and len(text) > len("Shall I") for text in shown(page, "#through"))
+    monkeypatch.setattr(through, "CHECKPOINTS", 2)  # of the three
+    page.evaluate(
+        """() => {
+          window.told = [];
+          const status = document.getElementById("through-status");
+          new MutationObserver(() => window.told.push(status.textContent)).observe(status, { childList: true });
+        }"""
+    )
+    form.get_by_role("button", name="Continue it").click()
+    expect_text(page.locator("#through-status"), "^2 checkpoints, oldest first")
+    assert "1 of 2 checkpoints …" in page.evaluate("window.told")
 
 
 def begin(page: Any, url: str, tokens: int = 12) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 from tiny_runs import tiny_run
 
 from quatrain.tokens.store import TokenStore
+from quatrain.training.metrics import JsonLines
 from quatrain.web import runs
 from quatrain.web.runs import NotHere, describe, named, open_store, read_rows
 
@@ -56,10 +58,19 @@ def test_a_file_that_a_resume_cut_is_read_from_its_start(tmp_path, others):
     assert [row["step"] for row in told.rows] == [1, *(row["step"] for row in others)]
 
 
-def test_what_is_no_row_is_passed_over_and_no_number_stays_json(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'[1]\nnothing\n{"step": "x"}\n\xff\n' + b'{"step": 1, "loss": NaN, "grad_norm": Infinity}\n')
-    assert read_rows(path).rows == [{"step": 1, "loss": None, "grad_norm": None}]
+GOOD = json.dumps({"step": 1, "loss": 2.5}).encode() + b"\n"
+BAD = [b"[1]\n", b"nothing\n", b'{"step": "x"}\n', b"\xff\n", b'{"step": 2, "loss": NaN}\n', GOOD[:-1], GOOD[:9]]
+
+
+@given(st.lists(st.sampled_from([GOOD, GOOD, GOOD, *BAD]), max_size=8))
+def test_page_and_inspect_read_the_same_rows_up_to_the_first_that_is_not_whole(tmp_path_factory, parts):
+    path = tmp_path_factory.mktemp("damaged") / "metrics.jsonl"
+    path.write_bytes(b"".join(parts))
+    whole = [part == GOOD for part in parts]
+    told = read_rows(path)
+    assert told.rows == JsonLines(path).rows()
+    assert len(told.rows) == (whole.index(False) if False in whole else len(whole))
+    assert (told.next, told.more) == (len(told.rows) * len(GOOD), False)
 
 
 def test_a_long_file_comes_in_pieces(tmp_path, monkeypatch):
@@ -95,8 +106,9 @@ def test_a_run_is_described_by_its_recipe_checkpoints_and_store(run, sonnets):
     stored = load_file(run / "checkpoints" / "step_00000030" / "model.safetensors")
     assert told["parameters"] == sum(weight.numel() for weight in stored.values())
     assert told["flops_per_token"] == 6 * (told["parameters"] - 64 * 32) + 12 * 64 * 32  # without the positions
-    assert told["store_here"]
     assert str(run) not in json.dumps(told)
+    docs = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+    assert sorted(told) == sorted(re.search(r"`runs`: ([\w, ]+) \|", docs)[1].split(", "))
 
 
 def test_bits_per_byte_of_the_page_are_those_of_evaluate(run, sonnets):
@@ -114,7 +126,7 @@ def test_a_checkpoint_stands_for_its_run(run):
 def test_a_run_without_recipe_or_store_is_shown_as_far_as_it_goes(tmp_path):
     told = describe("new", tmp_path / "new")
     assert told["checkpoints"] == []
-    assert (told["steps"], told["store"], told["store_here"], told["bytes_per_token"]) == (None, "store", False, None)
+    assert (told["steps"], told["store"], told["bytes_per_token"]) == (None, "store", None)
     with pytest.raises(NotHere, match="'store', cannot be read"):
         open_store(tmp_path / "new")
 

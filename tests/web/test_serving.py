@@ -1,6 +1,7 @@
 """The thread that owns the engine: what comes back is what is written alone, whoever comes, leaves or fails."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -209,6 +210,63 @@ def test_who_waits_at_the_end_is_told() -> None:
             serving.submit(ask())
 
     run(serving_of(MODEL), work)
+
+
+class Held(threading.Condition):
+    """A lock behind which, at its first release by one thread, something else comes in between."""
+
+    def __init__(self, thread: str, between: Callable[[], object]) -> None:
+        super().__init__()
+        self.thread, self.between = thread, between
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if threading.current_thread().name == self.thread:
+            self.thread = ""
+            self.between()
+
+
+def test_an_end_right_behind_a_request_that_was_let_in_is_told_to_it() -> None:
+    async def work(serving: Serving) -> None:
+        serving._changed = Held(threading.current_thread().name, serving.close)
+        order = serving.start().submit(ask())
+        with pytest.raises(Refused, match="the server is ending"):
+            await asyncio.wait_for(heard(order), 10)
+
+    asyncio.run(work(serving_of(MODEL)))
+
+
+def test_a_request_that_comes_while_the_inbox_is_emptied_hears_of_the_end() -> None:
+    emptied, goes_on = threading.Event(), threading.Event()
+
+    def between() -> None:
+        emptied.set()
+        goes_on.wait(10)
+
+    async def work(serving: Serving) -> None:
+        serving._changed = Held("engine", between)
+        orders = [serving.submit(ask())]
+        serving.start()
+        await asyncio.to_thread(emptied.wait, 10)
+        orders.append(serving.submit(ask()))
+        with serving._changed:
+            serving._closing = True
+        goes_on.set()
+        for order in orders:
+            with pytest.raises(Refused, match="the server is ending"):
+                await asyncio.wait_for(heard(order), 10)
+
+    asyncio.run(work(serving_of(MODEL)))
+
+
+def test_more_than_can_ever_wait_are_not_told_to_ask_again() -> None:
+    async def work(serving: Serving) -> None:
+        with pytest.raises(Refused, match=r"4 samples in one request, 3 may .* \(--queue and --slots\)") as told:
+            serving.submit(ask(n=4))
+        assert (told.value.status, told.value.param, told.value.headers) == (400, "n", None)
+        await heard(serving.submit(ask(n=3, max_tokens=2)))
+
+    run(serving_of(MODEL, slots=1, limits=Limits(queue=2)), work)
 
 
 # An engine that fails

@@ -3,12 +3,13 @@
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import quote
 
 from cyclopts import Parameter
 
 from quatrain.console import say
-from quatrain.errors import ConfigError, DataError, QuatrainError, UsageError
+from quatrain.errors import ConfigError, DataError, QuatrainError, Stopped, UsageError
 from quatrain.web.live import PORT, needs_libraries
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def serve(
     timeout: float = 300.0,
     body_timeout: float = 10.0,
     json: Annotated[bool, Parameter(negative=())] = False,
-) -> dict[str, Any]:
+) -> None:
     """Answer completion requests with a run's model, in OpenAI's style, until Ctrl-C.
 
     Parameters
@@ -73,7 +74,7 @@ def serve(
     body_timeout
         Seconds until a request has arrived.
     json
-        Print one JSON object as the last line of stdout; words for people go to stderr.
+        Tell of the end by one JSON object on stdout; words for people go to stderr.
 
     """
     needs_libraries("quatrain serve")
@@ -98,22 +99,14 @@ def serve(
         port = sock.getsockname()[1]
         door = Door(host, port, word, tuple(allow_host or ()), max_body, body_timeout)
         serving = _load(run, dtype, device, slots, Limits(queue, samples, max_tokens, timeout))
-        server = Server(
-            create_app(serving.start(), routes([_run_of(run), *map(_run_of, others)]), door), sock, serving.close
-        )
+        server = Server(create_app(serving.start(), routes([run, *others]), door), sock, serving.close)
         serving.on_dead = server.leave
         say(_welcome(serving, door, address(host, port)))
         server.here()
     if serving.dead:
         raise QuatrainError("the engine failed again and again; what went wrong stands above")
-    return {"url": address(host, port), "model": serving.name}
-
-
-def _run_of(path: Path) -> Path:
-    """The run that a checkpoint folder lies in; a run itself."""
-    from quatrain.training.checkpoint import run_of
-
-    return (run_of(path) or path) if (path / "config.json").is_file() else path
+    if server.ended_by is not None:
+        raise Stopped(server.ended_by, "ended by a signal; requests under way were told")
 
 
 def _check(**numbers: float) -> None:
@@ -174,7 +167,7 @@ def _load(run: Path, dtype: Literal["fp32", "bf16", "int8"], device: str, slots:
 
 
 def _welcome(serving: "Serving", door: "Door", url: str) -> str:
-    query = f"?token={door.token}" if door.token else ""
+    query = f"?token={quote(door.token, safe='')}" if door.token else ""
     return (
         f"{serving.name} ({serving.facts['checkpoint']}, {serving.facts['dtype']}) at {url}{query}\n"
         f"completions: {url}v1/completions; Ctrl-C ends"

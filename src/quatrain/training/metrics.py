@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from quatrain.files import replace_file, writing
 
@@ -40,16 +40,23 @@ class JsonLines:
             replace_file(self.path, b"".join(line for line, row in self._read() if row["step"] <= step))
 
     def _read(self) -> Iterator[tuple[bytes, Row]]:
-        if not self.path.exists():
+        return whole_rows(self.path.read_bytes()) if self.path.exists() else iter(())
+
+
+def whole_rows(content: bytes) -> Iterator[tuple[bytes, Row]]:
+    """Lines with their rows, up to the first line that is not whole: nothing counts behind a write that was cut."""
+    for line in content.splitlines(keepends=True):
+        try:
+            row = json.loads(line, parse_constant=_no_number)
+        except ValueError:
             return
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                return  # a write that a crash cut short
-            if not line.endswith(b"\n") or not isinstance(row, dict) or "step" not in row:
-                return
-            yield line, row
+        if not line.endswith(b"\n") or not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            return
+        yield line, row
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")  # and none that was written here
 
 
 def data_wait(trained: list[Row]) -> float | None:

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from quatrain.web.asking import read_ask, read_json
+from quatrain.web.asking import read_ask
+from quatrain.web.fields import read_json
 from quatrain.web.refusals import Refused, shown
 
 if TYPE_CHECKING:

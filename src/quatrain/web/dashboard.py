@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from quatrain.errors import QuatrainError, UsageError, did_you_mean
+from quatrain.errors import QuatrainError, did_you_mean
 from quatrain.tokens.store import SPLITS, SplitName
 from quatrain.training.metrics import Row
 from quatrain.web import runs as run_folders
 from quatrain.web import store_data
+from quatrain.web.fields import refuse_field
 from quatrain.web.refusals import Refused
 from quatrain.web.through import Asked, Through, parse
 
@@ -34,6 +37,7 @@ Answer = Callable[[Request], Any]
 def routes(runs: list[Path]) -> list[Route]:
     """The routes of the page over these run folders, which need not be there yet."""
     dashboard = Dashboard(runs)
+    failing = [Middleware(ExceptionMiddleware, handlers={QuatrainError: dashboard.failed})]
     answers: dict[str, Answer] = {
         "runs": dashboard.all_runs,
         "rows": dashboard.rows,
@@ -43,9 +47,17 @@ def routes(runs: list[Path]) -> list[Route]:
     return [
         Route("/", page_file, methods=["GET"]),
         Route("/page/{name}", page_file, methods=["GET"]),
-        *(Route(f"/api/{name}", dashboard.json(answer), methods=["GET"]) for name, answer in answers.items()),
-        Route("/api/through", dashboard.through, methods=["POST"]),
+        *(
+            Route(f"/api/{name}", _json(answer), methods=["GET"], middleware=failing)
+            for name, answer in answers.items()
+        ),
+        Route("/api/through", dashboard.through, methods=["POST"], middleware=failing),
     ]
+
+
+def _json(answer: Answer) -> Callable[[Request], Response]:
+    """An endpoint, run in a thread."""
+    return lambda request: JSONResponse(answer(request))
 
 
 async def page_file(request: Request) -> Response:
@@ -54,7 +66,7 @@ async def page_file(request: Request) -> Response:
     kind = TYPES.get(Path(name).suffix)
     files = {file.name: file for file in resources.files("quatrain.web").joinpath("page").iterdir()}
     if kind is None or name not in files:
-        return Refused(404, "no such file of the page").response()
+        raise Refused(404, "no such file of the page")
     # Another version of quatrain may answer at the same address tomorrow.
     return Response(files[name].read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
 
@@ -66,17 +78,6 @@ class Dashboard:
         self.runs = run_folders.named(runs)
         self._through = Through()
         self._readers = anyio.CapacityLimiter(READERS)
-
-    def json(self, answer: Answer) -> Callable[[Request], Response]:
-        """An endpoint, run in a thread, whose errors are sentences."""
-
-        def endpoint(request: Request) -> Response:
-            try:
-                return JSONResponse(answer(request), headers={"cache-control": "no-store"})
-            except QuatrainError as error:
-                return self._failed(error)
-
-        return endpoint
 
     def all_runs(self, request: Request) -> dict[str, Any]:
         """The runs, in the order in which they were given."""
@@ -106,11 +107,8 @@ class Dashboard:
 
     async def through(self, request: Request) -> Response:
         """A prompt's continuation by each checkpoint of a run, one JSON object a line, as they are written."""
-        try:
-            asked = parse(await request.body())
-            run = self._run(asked.run)
-        except QuatrainError as error:
-            return self._failed(error)
+        asked = parse(await request.body())
+        run = self._run(asked.run)
         return StreamingResponse(self._lines(run, asked), media_type="application/x-ndjson")
 
     async def _lines(self, run: Path, asked: Asked) -> AsyncIterator[str]:
@@ -133,21 +131,24 @@ class Dashboard:
             raise run_folders.NotHere(f"no run '{name[:80]}' is shown here{did_you_mean(name[:80], self.runs)}")
         return self.runs[name]
 
-    def _failed(self, error: QuatrainError) -> Response:
-        status = 404 if isinstance(error, run_folders.NotHere) else 400 if isinstance(error, UsageError) else 500
-        return Refused(status, self._without_paths(str(error))).response()
+    def failed(self, request: Request, error: Exception) -> Response:
+        """A run or its store cannot be used as it is: the request was right."""
+        return Refused(500, self._without_paths(str(error))).response()
 
     def _without_paths(self, message: str) -> str:
         """A message as a reader at another machine may see it."""
-        for name, run in self.runs.items():
-            message = message.replace(str(run), name)
+        folders = {str(run): name for name, run in self.runs.items()}
+        for store in map(run_folders.store_folder, self.runs.values()):
+            folders |= {str(store): store.name, str(store.resolve()): store.name}
+        for folder in sorted(folders, key=len, reverse=True):  # what lies in another one first
+            message = message.replace(folder, folders[folder]) if "/" in folder else message
         return message
 
 
 def _one_of(request: Request, key: str, allowed: Any) -> str:
     value = request.query_params.get(key, "")
     if value not in allowed:
-        raise UsageError(f"{key} is '{value[:80]}', expected one of: {', '.join(allowed)}")
+        refuse_field(key, f"{key} is '{value[:80]}', expected one of: {', '.join(allowed)}")
     return value
 
 
@@ -155,5 +156,5 @@ def _number(request: Request, key: str) -> int:
     """A whole number that a file can have as place, or a split as window."""
     value = request.query_params.get(key, "0")
     if not (value.isascii() and value.isdigit() and len(value) <= 15):
-        raise UsageError(f"{key} is '{value[:80]}', expected a whole number from 0")
+        refuse_field(key, f"{key} is '{value[:80]}', expected a whole number from 0")
     return int(value)

@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import signal
 import socket
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -67,6 +69,13 @@ class Server(uvicorn.Server):
         )
         self._sock, self._before_end = sock, before_end
         self._thread: threading.Thread | None = None
+        self.ended_by: int | None = None  # the signal that ended it
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal, which uvicorn would raise again in the end; the second Ctrl-C ends at once."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+        self.ended_by = sig
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End, after everybody who waits has been told."""
@@ -74,7 +83,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def here(self) -> None:
-        """Serve in this thread until a signal, which is raised again when all has ended."""
+        """Serve in this thread until a signal, which is `ended_by`, or until it is asked to `leave`."""
         self.run(sockets=[self._sock])
 
     def beside(self) -> None:

@@ -15,15 +15,19 @@ from quatrain.model.pretrained import parameter_count
 from quatrain.tokens.store import TokenStore
 from quatrain.training.checkpoint import checkpoints, run_of
 from quatrain.training.flops import flops_per_token
-from quatrain.training.metrics import Row
+from quatrain.training.metrics import Row, whole_rows
+from quatrain.web.refusals import Refused
 
 AT_ONCE = 1 << 20  # bytes of a file that one answer holds, about
 MARKED = 256  # bytes before a place by which it is known again
 NOT_SHOWN = ("ids", "data_hash")  # keys of rows that no view needs
 
 
-class NotHere(DataError):
+class NotHere(Refused):
     """What was asked for is not on this machine, or not shown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(404, message)
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,17 @@ def _short_name(folder: Path, others: list[Path]) -> str:
 def read_rows(path: Path, after: int = 0, mark: str = "") -> Rows:
     """The whole lines behind byte `after`, or from the start where the file is not the one that was read before.
 
-    `after` and `mark` are `next` and `mark` of the answer before. A half line at the end is left for the next call,
-    a file that is absent has no rows, and a line that is no row is passed over.
+    `after` and `mark` are `next` and `mark` of the answer before. What is behind the first line that is not whole is
+    left for the next call, and a file that is absent has no rows.
     """
     try:
         with path.open("rb") as file:
             start = after if after > 0 and _mark(file, after) == mark else 0
             file.seek(start)
-            block = _whole_lines(file)
-            behind = start + len(block)
-            return Rows(_rows(block), start, behind, _mark(file, behind), len(block) >= AT_ONCE // 2)
+            found = list(whole_rows(_whole_lines(file)))
+            size = sum(len(line) for line, _ in found)
+            rows = [{key: value for key, value in row.items() if key not in NOT_SHOWN} for _, row in found]
+            return Rows(rows, start, start + size, _mark(file, start + size), size >= AT_ONCE // 2)
     except OSError:
         return Rows([], 0, 0, "", False)
 
@@ -85,18 +90,6 @@ def _mark(file: BinaryIO, place: int) -> str:
     return hashlib.sha256(before).hexdigest()[:16] if len(before) == place - first else ""
 
 
-def _rows(block: bytes) -> list[Row]:
-    found = []
-    for line in block.splitlines():
-        try:
-            row = json.loads(line, parse_constant=lambda word: None)  # NaN is no JSON, and would be none in the answer
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            found.append({key: value for key, value in row.items() if key not in NOT_SHOWN})
-    return found
-
-
 def describe(name: str, run: Path) -> dict[str, Any]:
     """What the views need of a run beside its rows; what is not known is None."""
     recipe = _recipe(run)
@@ -107,7 +100,6 @@ def describe(name: str, run: Path) -> dict[str, Any]:
         "steps": train.get("steps"),
         "seq_len": data.get("seq_len"),
         "vocab_size": recipe.get("model", {}).get("vocab_size"),
-        "block_size": recipe.get("model", {}).get("block_size"),
         "checkpoints": [step for step, _ in checkpoints(run)],
         **size,
         **_store(run),
@@ -137,16 +129,15 @@ def _size(model: str, seq_len: int) -> dict[str, int | None]:
 
 
 def _store(run: Path) -> dict[str, Any]:
-    """Name of the run's store, whether it is here, and the bytes of text behind one validation target."""
+    """Name of the run's store, and the bytes of text behind one validation target, where it tells them."""
     try:
         store = open_store(run)
-    except DataError:
-        return {"store": store_folder(run).name, "store_here": False, "bytes_per_token": None}
+    except NotHere:
+        return {"store": store_folder(run).name, "bytes_per_token": None}
     val = store.facts["splits"]["val"]
     targets, size = val["tokens"] - 1, val.get("bytes")
     return {
         "store": store.folder.name,
-        "store_here": True,
         "bytes_per_token": size / targets if size and targets > 0 else None,
     }
 

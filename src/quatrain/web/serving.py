@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from quatrain.inference.batch import Batch, Writing
 from quatrain.inference.drawing import TokenLogprob
 from quatrain.inference.engine import Engine
+from quatrain.inference.sampling import limit_of
 from quatrain.text.tokenizers import Tokenizer
 from quatrain.text.visible import visible
 from quatrain.web.asking import Ask, Limits, Prompt
@@ -113,14 +114,11 @@ class Order:
         self._serving = serving
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Piece | Refused] = asyncio.Queue()
-        block_size = serving.block_size
         for prompt in ask.prompts:
-            room = ask.config.max_tokens if ask.config.sliding else block_size - len(prompt.ids)
+            limit = limit_of(len(prompt.ids), serving.block_size, ask.config)
             first: Choice | None = None
             for number in range(ask.config.n):
-                choice = Choice(
-                    self, serving.tokenizer, prompt, number, max(0, min(ask.config.max_tokens, room)), first
-                )
+                choice = Choice(self, serving.tokenizer, prompt, number, limit, first)
                 first = first or choice
                 self.choices.append(choice)
 
@@ -206,25 +204,26 @@ class Serving:
     def submit(self, ask: Ask) -> Order:
         """Put a request before the engine; raises `Refused` where too many wait, or nobody works any longer."""
         order = Order(self, ask)
-        count = len(order.choices)
+        count, most = len(order.choices), self._engine.slots + self.limits.queue
+        if count > most:  # it would never fit, however often it were asked again
+            message = f"{count} samples in one request, {most} may wait or be written (--queue and --slots)"
+            raise Refused(400, f"{message}; ask for fewer, or in several requests", param="n")
         with self._changed:
             if self.dead or self._closing:
                 raise Refused(503, "the server is ending; start it again with quatrain serve")
-            most = self._engine.slots + self.limits.queue
             if self._open + count > most:
                 message = f"{self._open} samples wait or are written, and {count} more would pass {most} (--queue)"
                 raise Refused(429, f"{message}; ask again", headers={"retry-after": "1"})
             self._open += count
-        self._do(lambda: self._enter(order))
+            # Under the same lock: whoever was let in is heard before the end.
+            self._inbox.append(lambda: self._enter(order))
+            self._changed.notify()
         return order
 
     def leave(self, order: Order) -> None:
         """Forget what is left of a request; nothing where it is whole."""
-        self._do(lambda: self._leave(order))
-
-    def _do(self, action: Callable[[], None]) -> None:
         with self._changed:
-            self._inbox.append(action)
+            self._inbox.append(lambda: self._leave(order))
             self._changed.notify()
 
     def _work(self) -> None:
@@ -246,9 +245,10 @@ class Serving:
             self._changed.wait_for(lambda: self._inbox or self._batch.busy or self._closing)
             actions = list(self._inbox)
             self._inbox.clear()
+            goes_on = not (self._closing or self.dead)  # nobody is let in behind this, if it does not
         for action in actions:
             action()
-        return not (self._closing or self.dead)
+        return goes_on
 
     def _enter(self, order: Order) -> None:
         for choice in order.choices:

@@ -25,10 +25,9 @@ def _facts(folder: Path, fingerprint: str, seq_len: int) -> dict[str, Any]:
     return {
         "name": folder.name,
         "fingerprint": fingerprint,
-        "tokenizer": {key: told.store["tokenizer"][key] for key in ("name", "vocab_size", "eot")},
+        "tokenizer": {key: told.store["tokenizer"][key] for key in ("name", "vocab_size")},
         "documents": told.documents,
         "tokens": told.tokens,
-        "bytes": told.bytes,
         "bytes_per_token": told.bytes_per_token,
         "seq_len": seq_len,
         "splits": {name: _split(told.splits[name]) for name in SPLITS},

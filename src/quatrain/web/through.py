@@ -1,28 +1,30 @@
 """One prompt through the checkpoints of a run: what each of them makes of it."""
 
-import json
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quatrain.errors import ConfigError, QuatrainError, UsageError
+from quatrain.errors import ConfigError, QuatrainError
 from quatrain.inference.config import SamplingConfig
 from quatrain.inference.engine import Engine
 from quatrain.inference.sampling import prompt_ids, write
 from quatrain.model.pretrained import load_folder_tokenizer, load_model
-from quatrain.settings import coerce
 from quatrain.training.checkpoint import checkpoints, restart_of
 from quatrain.training.metrics import Row
+from quatrain.web.fields import get, known_only, number, read_json, refusal_of, refuse_field, whole
+from quatrain.web.refusals import shown
 
 MAX_TOKENS = 256
 PROMPT = 16_384  # characters
 CHECKPOINTS = 20  # of more, so many are taken, evenly, with the first and the last
 WAIT = 0.2  # seconds between two looks at whether the reader is still there
-KINDS = {"max_tokens": int, "temperature": float, "seed": int}  # settings that the page gives
+SETTINGS: dict[str, Callable[[str, Any], Any]] = {"max_tokens": whole, "temperature": number, "seed": whole}
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -35,37 +37,26 @@ class Asked:
 
 
 def parse(body: bytes) -> Asked:
-    """A request's body as what is asked for; raises `UsageError` with all that is wrong."""
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise UsageError("the request is not JSON; expected an object with run and prompt") from error
-    if not isinstance(given, dict):
-        raise UsageError("the request is not an object; expected one with run and prompt")
-    mistakes: list[str] = []
-    values = {key: _value(given, key, kind, mistakes) for key, kind in KINDS.items() if given.get(key) is not None}
-    run, prompt = (_text(given, key, mistakes) for key in ("run", "prompt"))
+    """A request's body as what is asked for; raises `Refused` with the name of the first field that is wrong."""
+    fields = read_json(body)
+    known_only(fields, ["run", "prompt", *SETTINGS])
+    run, prompt = (get(fields, name, _text, "") for name in ("run", "prompt"))
     if len(prompt) > PROMPT:
-        mistakes.append(f"prompt has {len(prompt):,} characters, it must have at most {PROMPT:,}")
-    if (values.get("max_tokens") or 0) > MAX_TOKENS:
-        mistakes.append(f"max_tokens is {values['max_tokens']}, it must be at most {MAX_TOKENS} here")
-    if mistakes:
-        raise ConfigError(mistakes)
-    return Asked(run, prompt, SamplingConfig(**{"max_tokens": 64, **values}))
-
-
-def _value(given: dict[str, Any], key: str, kind: type, mistakes: list[str]) -> Any:
+        refuse_field("prompt", f"prompt has {len(prompt):,} characters, it must have at most {PROMPT:,}")
+    settings = {name: read(name, fields[name]) for name, read in SETTINGS.items() if fields.get(name) is not None}
+    if settings.get("max_tokens", 0) > MAX_TOKENS:
+        refuse_field("max_tokens", f"max_tokens is {settings['max_tokens']}, it must be at most {MAX_TOKENS} here")
     try:
-        return coerce(given[key], kind)
-    except ValueError as error:
-        mistakes.append(f"{key} {error}"[:200])
-        return None
+        return Asked(run, prompt, SamplingConfig(**{"max_tokens": 64} | settings))
+    except ConfigError as error:
+        raise refusal_of(error) from error
 
 
-def _text(given: dict[str, Any], key: str, mistakes: list[str]) -> str:
-    """A text that the tokenizer can read; a lone surrogate is none."""
-    value = _value({key: given.get(key, "")}, key, str, mistakes)
-    return value if isinstance(value, str) else ""
+def _text(name: str, value: Any) -> str:
+    """A text that a tokenizer can read; a lone surrogate is none."""
+    if not isinstance(value, str) or SURROGATE.search(value):
+        refuse_field(name, f"{name} is {shown(value)}, expected a text")
+    return value
 
 
 class Left(Exception):
@@ -79,8 +70,10 @@ class Through:
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, run: Path, asked: Asked, left: threading.Event) -> Iterator[Row]:
-        """A row of step and text for each checkpoint, or of step and error; ends when `left` is set."""
-        for step, folder in thinned(checkpoints(run)):
+        """First how many checkpoints, then for each a row of step and text or error; ends when `left` is set."""
+        taken = thinned(checkpoints(run))
+        yield {"checkpoints": len(taken)}
+        for step, folder in taken:
             try:
                 text = self._in_turn(folder, asked, left)
             except Left:

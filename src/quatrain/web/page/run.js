@@ -83,7 +83,8 @@ export function runView() {
     const how = settings(axes);
     document.getElementById("references").hidden = !how.references;
     document.getElementById("references").textContent = ABOUT_REFERENCES;
-    for (const chart of wanted(runs)) {
+    const shown = wanted(runs);
+    for (const chart of shown) {
       if (!charts.has(chart.name)) {
         charts.set(chart.name, new Chart(chart.title, chart));
         document.getElementById("charts").append(charts.get(chart.name).root);
@@ -95,6 +96,8 @@ export function runView() {
         references: how.references ? chart.from.flatMap((name) => REFERENCES[name] ?? []) : [],
       });
     }
+    const gone = [...charts.keys()].filter((name) => !shown.some((chart) => chart.name === name)); // a resume cut its rows
+    for (const name of gone) charts.get(name).draw([], { ...how, references: [] });
   }
 
   axes.addEventListener("change", (event) => {

@@ -47,7 +47,7 @@ export function samplesView(runs) {
     draw();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  throughView(runs);
+  throughView();
   return { update };
 }
 
@@ -78,7 +78,7 @@ function text(prompt, continuation) {
   return element("blockquote", { dir: "auto" }, element("span", { class: "given" }, prompt), continuation);
 }
 
-function throughView(runs) {
+function throughView() {
   const form = document.getElementById("through-form");
   const stop = document.getElementById("through-stop");
   const status = document.getElementById("through-status");
@@ -88,9 +88,9 @@ function throughView(runs) {
   async function go() {
     const fields = Object.fromEntries(new FormData(form));
     const numbers = Object.fromEntries(["max_tokens", "temperature", "seed"].map((name) => [name, Number(fields[name])]));
-    const count = runs.get(fields.run)?.facts.checkpoints.length ?? 0;
     if (!fields.run) return void (status.textContent = "There is no run to ask yet.");
     going = new AbortController();
+    let count = 0;
     setBusy(true);
     host.replaceChildren();
     status.textContent = "reading the first checkpoint …";
@@ -98,7 +98,8 @@ function throughView(runs) {
       const response = await post("api/through", { run: fields.run, prompt: fields.prompt, ...numbers }, going.signal);
       for await (const row of objects(response)) {
         if (row.done) break;
-        host.append(ofCheckpoint(row, fields.prompt));
+        if ("checkpoints" in row) count = row.checkpoints; // the first line
+        else host.append(ofCheckpoint(row, fields.prompt));
         status.textContent = `${host.children.length} of ${count} checkpoints …`;
       }
       status.textContent = counted(host.children.length);

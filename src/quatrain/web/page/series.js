@@ -1,12 +1,5 @@
 // Rows of a run as columns, and columns as the points of a line: pure functions but for `History`.
 
-export const AXES = {
-  step: "steps",
-  tokens: "tokens",
-  seconds: "time",
-  flops: "FLOPs",
-};
-
 const DRAWN = 2000; // points of a line: more than a screen has columns
 
 // What a run has measured so far: a list of {x, y} for each name, in the order of the steps.
