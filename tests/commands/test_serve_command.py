@@ -159,6 +159,8 @@ def test_an_engine_that_is_gone_ends_the_command_with_1(run, visited, monkeypatc
         (["--timeout", "nan"], "--timeout is nan, it must be above 0"),
         (["--max-body", "0", "--samples", "0"], "2 mistakes"),
         (["nowhere"], "nowhere: no such run; the folders behind the first are runs whose curves are shown"),
+        (["--slots", "1000000000000"], "no engine with --slots 1000000000000: "),
+        (["--allow-host", "https://tunnel.example"], "--allow-host https://tunnel.example is no name of a host"),
         (["--device", "tpu"], "device 'tpu' is not on this machine"),
         (["--prot", "1"], "did you mean '--port'?"),
     ],

@@ -22,6 +22,16 @@ def test_an_absent_file_has_no_rows_and_stays_absent(lines: JsonLines) -> None:
     assert not lines.path.exists()
 
 
+@pytest.mark.parametrize(
+    "line", ['{"step": 2, "loss": 1e999}', '{"step": 2, "text": "\\ud800"}', "[" * 200_000, "5", "{}"]
+)
+def test_a_line_that_was_not_written_here_ends_the_rows(lines: JsonLines, line: str) -> None:
+    lines.append({"step": 1})
+    with lines.path.open("a") as file:
+        file.write(line + "\n")
+    assert lines.rows() == [{"step": 1}]
+
+
 def test_rows_come_back_in_order_one_a_line(lines: JsonLines) -> None:
     written = [{"step": step, "text": "a\nb\u2028c\x85 “ü😀"} for step in range(3)]
     for row in written:

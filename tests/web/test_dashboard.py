@@ -279,3 +279,16 @@ def test_a_run_that_has_not_begun_is_shown_as_empty(tmp_path):
     assert refused(client, "/api/store", run="soon")[0] == 404
     told = client.post("/api/through", json={"run": "soon"}).text.splitlines()
     assert [json.loads(line) for line in told] == [{"checkpoints": 0}, {"done": True}]
+
+
+@pytest.mark.parametrize(
+    "recipe", ["data = 5\n", '[data]\nseq_len = "x"\n', "[data]\nseq_len = inf\n[train]\nsteps = -1\n"]
+)
+def test_a_recipe_that_is_none_does_not_hide_the_other_runs(run, tmp_path, recipe):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "recipe.toml").write_text(recipe)
+    client = TestClient(create_app(None, routes([tmp_path / "odd", run])), base_url="http://127.0.0.1:8000")
+    status, answer = ask(client, "/api/runs")
+    assert (status, [one["seq_len"] is None for one in answer["runs"]]) == (200, [True, False])
+    assert refused(client, "/api/store", run="odd")[0] == 404
+    assert refused(client, "/api/window", run="odd", split="train", number=0)[0] == 404

@@ -151,7 +151,12 @@ def _load(run: Path, dtype: Literal["fp32", "bf16", "int8"], device: str, slots:
             f"{checkpoint}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {model.config.vocab_size:,}; "
             f"put the tokenizer.json back with which it was trained"
         )
-    engine = Engine(model, slots, dtype, restart_of(checkpoint, tokenizer.eot))
+    restart = restart_of(checkpoint, tokenizer.eot)
+    try:
+        engine = Engine(model, slots, dtype, restart)
+    except (RuntimeError, MemoryError) as error:  # torch has several for memory that is not there
+        first = (str(error).splitlines() or [""])[0]
+        raise UsageError(f"no engine with --slots {slots}: {first}; fewer slots need less memory") from error
     if engine.dtype != dtype:
         say(f"{dtype} does not run here: {engine.dtype}")
     weights = checkpoint / WEIGHTS

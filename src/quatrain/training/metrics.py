@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from quatrain.files import replace_file, writing
 
@@ -47,16 +47,13 @@ def whole_rows(content: bytes) -> Iterator[tuple[bytes, Row]]:
     """Lines with their rows, up to the first line that is not whole: nothing counts behind a write that was cut."""
     for line in content.splitlines(keepends=True):
         try:
-            row = json.loads(line, parse_constant=_no_number)
-        except ValueError:
+            row = json.loads(line)
+            json.dumps(row, ensure_ascii=False, allow_nan=False).encode()  # what cannot be written was not written here
+        except (ValueError, RecursionError):
             return
         if not line.endswith(b"\n") or not isinstance(row, dict) or not isinstance(row.get("step"), int):
             return
         yield line, row
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")  # and none that was written here
 
 
 def data_wait(trained: list[Row]) -> float | None:

@@ -93,13 +93,13 @@ def _mark(file: BinaryIO, place: int) -> str:
 def describe(name: str, run: Path) -> dict[str, Any]:
     """What the views need of a run beside its rows; what is not known is None."""
     recipe = _recipe(run)
-    data, train = recipe.get("data", {}), recipe.get("train", {})
-    size = _size(json.dumps(recipe.get("model", {}), sort_keys=True), int(data.get("seq_len", 0)))
+    length, model = _number(recipe, "data", "seq_len"), recipe.get("model", {})
+    size = _size(json.dumps(model, sort_keys=True, default=str), length or 0)
     return {
         "name": name,
-        "steps": train.get("steps"),
-        "seq_len": data.get("seq_len"),
-        "vocab_size": recipe.get("model", {}).get("vocab_size"),
+        "steps": _number(recipe, "train", "steps"),
+        "seq_len": length,
+        "vocab_size": _number(recipe, "model", "vocab_size"),
         "checkpoints": [step for step, _ in checkpoints(run)],
         **size,
         **_store(run),
@@ -108,14 +108,21 @@ def describe(name: str, run: Path) -> dict[str, Any]:
 
 def seq_len(run: Path) -> int:
     """The length of a run's windows; 1 where its recipe is not there yet."""
-    return int(_recipe(run).get("data", {}).get("seq_len", 1))
+    return _number(_recipe(run), "data", "seq_len") or 1
 
 
-def _recipe(run: Path) -> dict[str, Any]:
+def _recipe(run: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a run's recipe, which may not be there yet, or be anything: others' runs are shown too."""
     try:
-        return tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        found = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return {name: section for name, section in found.items() if isinstance(section, dict)}
+
+
+def _number(recipe: dict[str, dict[str, Any]], section: str, key: str) -> int | None:
+    value = recipe.get(section, {}).get(key)
+    return value if isinstance(value, int) and 0 < value < 1 << 53 else None
 
 
 @lru_cache(maxsize=64)
