@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_with_the_nearest_that_can(wanted: Planned, ex
 
 
 def test_the_nearest_number_of_layers_fits_and_one_more_does_not() -> None:
-    deep = replace(GPT2, model=replace(GPT2.model, n_layer=130), machine=MACHINES["4090"])
+    deep = replace(GPT2, model=replace(GPT2.model, n_layer=170), machine=MACHINES["4090"])
     with pytest.raises(ConfigError, match=r"--model.n-layer \d+") as refused:
         plan(deep)
     layers = int(str(refused.value).split("--model.n-layer ")[1].split()[0])
