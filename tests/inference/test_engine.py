@@ -90,7 +90,7 @@ def furthest(model: GPT, engine: Engine, rows: list[list[int]], prefixes: list[i
 
 @settings(max_examples=20)
 @given(configurations(), st.booleans(), st.booleans())
-def test_cached_logits_are_the_uncached_ones_at_every_prefix_length(
+def test_case_44_cached_logits_are_the_uncached_ones_at_every_prefix_length(
     config: ModelConfig, documents: bool, graphs: bool
 ) -> None:
     """Claim 2, and case_44. `graphs` is CUDA's way, all slots over whole buckets, run as it is."""
