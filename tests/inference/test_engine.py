@@ -93,7 +93,7 @@ def furthest(model: GPT, engine: Engine, rows: list[list[int]], prefixes: list[i
 def test_case_44_cached_logits_are_the_uncached_ones_at_every_prefix_length(
     config: ModelConfig, documents: bool, graphs: bool
 ) -> None:
-    """Claim 2, and case_44. `graphs` is CUDA's way, all slots over whole buckets, run as it is."""
+    """Case 44. `graphs` is CUDA's way, all slots over whole buckets, run as it is."""
     model, T = build(config), config.block_size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs_module, "can_compile", lambda device: False)
@@ -107,7 +107,7 @@ def test_case_44_cached_logits_are_the_uncached_ones_at_every_prefix_length(
 
 @pytest.mark.parametrize("fault", ["top-left causal", "position 0", "keys a place too late", "whole cache seen"])
 def test_the_comparison_bites(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """case_43 and case_44: their faults, planted."""
+    """Cases 43 and 44: their faults, planted."""
     plain, update, attention = Engine._stream, Cache.update, torch.nn.functional.scaled_dot_product_attention
     if fault == "top-left causal":
         monkeypatch.setattr(
