@@ -37,7 +37,7 @@ def written_beside(engine: Engine, jobs: list[tuple[list[int], SamplingConfig, i
 @pytest.mark.parametrize(("slots", "every"), [(1, 1), (2, 1), (3, 4), (8, 2)])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_samples_written_beside_each_other_are_those_written_alone(slots: int, every: int, dtype: str) -> None:
-    """Claim 2: batched = one by one, and seeds reproduce across batch sizes."""
+    """Batched = one by one, and seeds reproduce across batch sizes."""
     model = letters(position="rope", n_kv_head=1)
     settings = [
         SamplingConfig(max_tokens=12, seed=3),
