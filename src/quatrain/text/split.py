@@ -3,20 +3,21 @@
 Two documents of the same text therefore always land in the same split.
 """
 
-import hashlib
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 
 def text_hashes(seed: int, texts: Iterable[bytes]) -> npt.NDArray[np.uint64]:
-    """A 64-bit number for each UTF-8 text (BLAKE2b keyed with the seed, RFC 7693), shape (texts,)."""
-    key = seed.to_bytes(8, "little", signed=True)
-    digests = [hashlib.blake2b(text, digest_size=8, key=key).digest() for text in texts]
-    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64, copy=False)
+    """A 64-bit number for each UTF-8 text (XXH3 of xxHash 0.8, with the seed), shape (texts,)."""
+    # hashlib's BLAKE2b took as long as a third of the tokenizing, and gave the GIL away at every document.
+    hashed = map(partial(xxh3_64_intdigest, seed=seed % 2**64), texts)
+    return np.fromiter(hashed, dtype=np.uint64)
 
 
 def held_out(hashes: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from quatrain.tokens.tokenizing import Unit, units_of
 if TYPE_CHECKING:
     from quatrain.text.contamination import Benchmark
 
-RULES = 1  # of what is left out: another number where equal options would leave out other documents
+RULES = 2  # of what goes where: another number where equal options would give documents other fates
 NOT_IN_REQUEST = ("workers", "tokenizer", "val", "decontaminate")  # of files it has the content
 
 Report = Callable[[str], None]
