@@ -282,9 +282,9 @@ def test_the_dtype_follows_the_largest_id_that_can_come(tmp_path, monkeypatch, v
     monkeypatch.setattr(tokenizer, "eot", vocab_size - 1)
     monkeypatch.setattr(tokenizer, "encode", lambda text: np.array([1, vocab_size - 2], dtype=np.uint32))
     dtype = encoding.dtype_of(tokenizer)
-    ids, offsets = tokenizer.encode_batch([b"ab"])
+    ids = np.array([tokenizer.eot, *tokenizer.encode("ab")], dtype=dtype)
     made = shards.SplitWriter(tmp_path, "x_train", dtype, tokenizer.eot, 10)
-    made.add(shards.framed(ids.astype(dtype), offsets, tokenizer.eot, 2))
+    made.add(shards.Piece(ids, np.array([0]), 2))
     shard = made.close()["shards"][0]
     ids = np.fromfile(tmp_path / shard["file"], dtype=kind)
     assert ids.tolist() == [vocab_size - 1, 1, vocab_size - 2, vocab_size - 1]

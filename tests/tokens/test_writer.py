@@ -717,7 +717,7 @@ def test_a_fast_way_that_differs_stops_the_run_with_the_document_named(three, tm
         return ids ^ np.isin(ids, [ord("w")]).astype(np.uint32), offsets
 
     monkeypatch.setattr(ByteTokenizer, "encode_batch", wrong)
-    monkeypatch.setattr(encoding, "CHECKED_FIRST", first)
+    monkeypatch.setattr(encoding, "CHECKED_AT_ONCE", first)
     monkeypatch.setattr(lines, "CHUNK", 1)
     monkeypatch.setattr(lines, "READ", 8)  # "two" is in the second batch
     if not seen:

@@ -58,17 +58,20 @@ class ValidationIndex:
         self._lists = PostingLists(np.cumsum(first) - 1, np.repeat(rank, chosen.kept)[order], len(rank))
         self._filter = BitMap(chosen.quick)
 
-    def similar(self, ids: Ids, offsets: Offsets, most: int | None = None) -> tuple[Places, Places, Jaccards]:
+    def similar(
+        self, ids: Ids, offsets: Offsets, most: int | None = None, behind: int = 0
+    ) -> tuple[Places, Places, Jaccards]:
         """Every pair of a document and a validation document with Jaccard >= threshold, in ascending order.
 
         Gives the documents' numbers, the validation documents' numbers and the similarities, each of shape (pairs,).
         With `most`, a document that has one comes with that many of its pairs at the most: enough to know which
-        documents are similar, and soon done where a large family is alike.
+        documents are similar, and soon done where a large family is alike. Each document stands `behind` so many ids
+        that are not its own, and that no validation document holds.
         """
         found = [
             (number, other, near)
             for number, ranks, met in self._candidates(ids, offsets)
-            for other, near in islice(self._compared(_grams_of(number, ids, offsets), ranks, met), most)
+            for other, near in islice(self._compared(_grams_of(number, ids, offsets, behind), ranks, met), most)
         ]
         found.sort()
         documents, others, jaccards = zip(*found, strict=True) if found else ((), (), ())
@@ -112,13 +115,13 @@ class ValidationIndex:
         bounds = common / (len(own) + sizes - common)
         for rank in ranks[np.argsort(-bounds)[: np.count_nonzero(bounds >= self.threshold)]].tolist():
             number = int(self._original[rank])
-            near = jaccard(own, _grams_of(number, self._ids, self._offsets))
+            near = jaccard(own, _grams_of(number, self._ids, self._offsets, 0))
             if near >= self.threshold:
                 yield number, near
 
 
-def _grams_of(number: int, ids: Ids, offsets: Offsets) -> Hashes:
-    return gram_set(ids[offsets[number] : offsets[number + 1]])
+def _grams_of(number: int, ids: Ids, offsets: Offsets, behind: int) -> Hashes:
+    return gram_set(ids[offsets[number] + behind : offsets[number + 1]])
 
 
 class _Chosen(NamedTuple):

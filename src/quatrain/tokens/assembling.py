@@ -22,12 +22,13 @@ from quatrain.tokens.config import PrepareConfig
 from quatrain.tokens.corpus import Corpus, Numbers
 from quatrain.tokens.deciding import Decisions, Fate
 from quatrain.tokens.overlap import Hashes, SpanSample, thinning
-from quatrain.tokens.shards import Piece, SplitWriter, framed
+from quatrain.tokens.shards import Piece, SplitWriter
 from quatrain.tokens.store import SplitName
 from quatrain.tokens.tokenizing import in_order
 
 SHORT = 100  # bytes of text below which a few grams in common say nothing: only equal documents are duplicates
-BLOCK = 1 << 18  # ids that a thread works on at once
+BLOCK = 1 << 20  # ids that a thread works on at once: of smaller blocks threads wait for each other more often
+SHARED = 4  # threads, beyond which blocks are smaller, so that memory is bounded
 INDEXED = 2 << 20  # ids of validation that are compared with train at once: it bounds the memory
 
 
@@ -57,7 +58,7 @@ class Assembly:
             self._leave_out_near_duplicates()
         sample = SpanSample(thinning(int(self.corpus.text_bytes.sum())))
         for block in self.corpus.blocks(val, BLOCK):
-            sample.add(*self.corpus.gather(block))
+            sample.add(*self.corpus.bare(block))
         train = self.decisions.documents(Fate.TRAIN)
         if self.config.shuffle is not None:
             train = _shuffled(train, self.corpus.hashes[train], self.config.shuffle)
@@ -69,7 +70,7 @@ class Assembly:
     def _in_blocks(self, work: Callable[[Numbers], Any], documents: Numbers, phase: str) -> Iterator[Any]:
         """What `work` gives for each block of documents, in order."""
         done = 0
-        blocks = self.corpus.blocks(documents, BLOCK)
+        blocks = self.corpus.blocks(documents, BLOCK * SHARED // max(SHARED, self.config.workers))
         for count, result in in_order(lambda block: (len(block), work(block)), blocks, self.config.workers):
             done += count
             self.progress(phase, done, len(documents))
@@ -91,7 +92,7 @@ class Assembly:
         train = self._not_short(self.decisions.documents(Fate.TRAIN))
 
         def bands(block: Numbers) -> Any:
-            return band_hashes(*self.corpus.gather(block))
+            return band_hashes(*self.corpus.bare(block))
 
         if not len(train):
             return
@@ -103,7 +104,7 @@ class Assembly:
         self.decisions.leave_out(Fate.NEAR_DUPLICATE, train[gone], train[found.like[gone]], found.jaccards[gone])
 
     def _ids_among(self, documents: Numbers) -> Callable[[int], npt.NDArray[Any]]:
-        return lambda place: self.corpus.gather(documents[place : place + 1])[0]
+        return lambda place: self.corpus.bare(documents[place : place + 1])[0]
 
     def _write(
         self,
@@ -121,7 +122,7 @@ class Assembly:
                 block = block[~np.isin(block, near.documents)]
                 ids, offsets = self.corpus.gather(block)
             found = sample.found_in(ids, offsets) if sample else None
-            return framed(ids, offsets, self.tokenizer.eot, int(self.corpus.text_bytes[block].sum())), found, near
+            return Piece(ids, offsets[:-1], int(self.corpus.text_bytes[block].sum())), found, near
 
         stem = f"{self.name}_{split}"
         with SplitWriter(self.folder, stem, self.corpus.dtype, self.tokenizer.eot, self.config.shard_size) as writer:
@@ -147,11 +148,11 @@ class Comparison:
     def __init__(self, corpus: Corpus, val: Numbers, threshold: float) -> None:
         self.corpus = corpus
         self.val = val
-        self.index = ValidationIndex(*corpus.gather(val), threshold)
+        self.index = ValidationIndex(*corpus.bare(val), threshold)
 
     def near(self, block: Numbers, ids: npt.NDArray[Any], offsets: Offsets) -> Near:
-        """Those of a block of documents, whose ids these are."""
-        near, like, jaccard = self.index.similar(ids, offsets, most=1)
+        """Those of a block of documents, whose ids these are, each behind its eot."""
+        near, like, jaccard = self.index.similar(ids, offsets, most=1, behind=1)
         told = self.corpus.text_bytes[block[near]] >= SHORT
         return Near(block[near[told]], self.val[like[told]], jaccard[told])
 

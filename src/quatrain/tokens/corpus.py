@@ -120,8 +120,11 @@ class Corpus:
         return self.units[unit].spans[int(row["span"])].place(int(row["row"]), short=True)
 
     def gather(self, documents: Numbers) -> tuple[npt.NDArray[Any], Offsets]:
-        """Ids of documents end to end, in the order given, and the offsets between them. Safe in threads."""
-        lengths = self.tokens[documents]
+        """Ids of documents end to end, each behind its eot, in the order given, and the offsets between them.
+
+        Safe in threads.
+        """
+        lengths = self.tokens[documents] + 1
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.empty(int(offsets[-1]), dtype=self.dtype)
         # Consecutive documents of a part are one read.
@@ -133,10 +136,15 @@ class Corpus:
                 part.read_ids(int(self.starts[documents[first]]), ids[int(offsets[first]) : int(offsets[last])])
         return ids, offsets
 
+    def bare(self, documents: Numbers) -> tuple[npt.NDArray[Any], Offsets]:
+        """`gather` without the eots."""
+        ids, offsets = self.gather(documents)
+        return np.delete(ids, offsets[:-1]), offsets - np.arange(len(offsets))
+
     @cached_property
     def starts(self) -> Numbers:
-        """Where the ids of every document begin in its part."""
-        before = np.concatenate([[0], np.cumsum(self.tokens)])
+        """Where the eot of every document stands in its part."""
+        before = np.concatenate([[0], np.cumsum(self.tokens + 1)])
         starts: Numbers = before[:-1] - np.repeat(before[self.bounds[:-1]], np.diff(self.bounds))
         return starts
 

@@ -71,7 +71,7 @@ def _rule(config: PrepareConfig) -> dict[str, Any]:
 
 def _example(job: Job, corpus: Corpus, example: dict[str, Any]) -> dict[str, Any]:
     document = example["document"]
-    ids = corpus.gather(np.array([document]))[0]
+    ids = corpus.bare(np.array([document]))[0]
     text = job.tokenizer.decode(ids[:EXAMPLE].tolist())
     if job.benchmark and example["kind"] == "contaminated":
         text = job.benchmark.matched(job.tokenizer.decode(ids.tolist()).encode())

@@ -1,5 +1,9 @@
-"""Texts to ids in a thread: a chunk of a source becomes one array of ids and a table of its documents."""
+"""Texts to ids in a thread: a chunk becomes one array of ids and a table of its documents.
 
+The ids are as they will stand in the stream, each document behind its eot.
+"""
+
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,19 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.errors import DataError, QuatrainError
-from quatrain.text.fast import Ids, Offsets
+from quatrain.text.fast import Offsets
 from quatrain.text.reading import Span, parse
 from quatrain.text.rows import Bad, Chunk, Reading, Rows
 from quatrain.text.split import text_hashes
 from quatrain.text.tokenizers import Tokenizer
 
-# What the reference encodes as well: the first documents, and then this share of the bytes.
-CHECKED_FIRST = 1 << 18  # bytes
+# What the reference encodes as well: this share of the bytes, and the first documents. Some at a time: the reference is
+# faster with what it needs in the core's cache.
 CHECKED_SHARE = 1 / 200
+CHECKED_AT_ONCE = 1 << 18  # bytes
+
+FILLERS = 300  # ids that are tried
 
 DOCUMENT = np.dtype(
     [
-        ("tokens", "<u8"),
+        ("tokens", "<u8"),  # without eot
         ("bytes", "<u8"),
         ("hash", "<u8"),  # of the text, keyed with the seed
         ("row", "<u8"),  # in its span, counted from 0
@@ -47,7 +54,7 @@ class FindsTexts(Protocol):
 
 @dataclass
 class Tokenized:
-    """The documents of a chunk: ids end to end without eot, and one row of `documents` for each."""
+    """The documents of a chunk: ids end to end, each document behind its eot, and one row of `documents` for each."""
 
     ids: npt.NDArray[Any]
     documents: Documents
@@ -68,7 +75,9 @@ class Encoder:
 
     def __post_init__(self) -> None:
         self.dtype = dtype_of(self.tokenizer)
-        self.to_check = float(CHECKED_FIRST)  # bytes; threads may take turns at it in any way
+        self.filler = _filler(self.tokenizer)
+        # Bytes, and whether they are being spent; threads may take turns at it in any way.
+        self.to_check, self.checking = float(CHECKED_AT_ONCE), False
 
     def __call__(self, number: int, span: Span, chunk: Chunk) -> Tokenized:
         """Ids and table of a chunk of the unit's span `number`. Raises `DataError` that names file and row."""
@@ -81,11 +90,11 @@ class Encoder:
         table = self._table(rows, texts, number)
         ids, offsets = self._encode(texts, place)
         self._compare(texts, ids, offsets, place)
-        table["tokens"] = np.diff(offsets)
+        table["tokens"] = np.diff(offsets) - 1
         table["row"] += chunk.first
         bad = [one._replace(row=one.row + chunk.first) for one in rows.bad]
         read = len(set(rows.rows)) + sum(one.lost for one in rows.bad)  # a row cut in two is one document
-        return Tokenized(ids.astype(self.dtype), table, read, len(rows.texts) - len(texts), rows.surrogates, bad)
+        return Tokenized(ids, table, read, len(rows.texts) - len(texts), rows.surrogates, bad)
 
     def _table(self, rows: Rows, texts: list[bytes], number: int) -> Documents:
         table = np.zeros(len(texts), dtype=DOCUMENT)
@@ -101,9 +110,14 @@ class Encoder:
             table["contaminated"] = self.benchmark.found_in(texts)
         return table
 
-    def _encode(self, texts: list[bytes], place: Callable[[int], str]) -> tuple[Ids, Offsets]:
+    def _encode(self, texts: list[bytes], place: Callable[[int], str]) -> tuple[npt.NDArray[Any], Offsets]:
+        """Ids of the texts, each behind its eot, and the len(texts) + 1 places where one begins and the last ends."""
+        given = texts
+        if self.filler:
+            given = [self.filler] * (2 * len(texts))
+            given[1::2] = texts
         try:
-            ids, offsets = self.tokenizer.encode_batch(texts)
+            ids, offsets = self.tokenizer.encode_batch(given)
         except DataError:
             for document, text in enumerate(texts):  # once more, one by one, to name it
                 try:
@@ -113,18 +127,44 @@ class Encoder:
             raise
         if len(ids) and (ids.max() >= self.tokenizer.vocab_size or (ids == self.tokenizer.eot).any()):
             raise QuatrainError(f"the tokenizer gave an id that no text may have, in a batch from {place(0)} on")
-        return ids, offsets
+        ids = ids.astype(self.dtype)
+        if not self.filler:
+            return np.insert(ids, offsets[:-1], self.tokenizer.eot), offsets + np.arange(len(offsets))
+        starts = offsets[::2]
+        if not (offsets[1::2] == starts[:-1] + 1).all():
+            raise QuatrainError(
+                f"the tokenizer gave more than one id for {self.filler!r}, in a batch from {place(0)} on"
+            )
+        ids[starts[:-1]] = self.tokenizer.eot
+        return ids, starts
 
-    def _compare(self, texts: list[bytes], ids: Ids, offsets: Offsets, place: Callable[[int], str]) -> None:
+    def _compare(
+        self, texts: list[bytes], ids: npt.NDArray[Any], offsets: Offsets, place: Callable[[int], str]
+    ) -> None:
         """The ids of the fast way against those of the reference, on a sample."""
         self.to_check += CHECKED_SHARE * sum(map(len, texts))
-        for document, text in enumerate(texts):
+        self.checking = self.checking or self.to_check >= CHECKED_AT_ONCE
+        for document, text in enumerate(texts if self.checking else []):
             if len(text) > self.to_check:
+                self.checking = False
                 return
             self.to_check -= len(text)
             try:
                 expected = self.tokenizer.encode(text.decode())
             except DataError:
                 continue  # the reference gives up on a million spaces in a row
-            if not np.array_equal(ids[offsets[document] : offsets[document + 1]], expected):
+            if not np.array_equal(ids[offsets[document] + 1 : offsets[document + 1]], expected):
                 raise QuatrainError(f"{place(document)}: two tokenizers give different ids; report this document")
+
+
+def _filler(tokenizer: Tokenizer) -> bytes | None:
+    """A text that is a single id, if one of the first ids has one.
+
+    It is tokenized before each document and its id replaced by eot, so that no id has to be moved to make room.
+    """
+    for token in range(min(tokenizer.vocab_size, FILLERS)):
+        with contextlib.suppress(DataError):  # no character, but a part of one
+            text = tokenizer.decode([token])
+            if tokenizer.encode(text).tolist() == [token]:
+                return text.encode()
+    return None

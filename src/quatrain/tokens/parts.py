@@ -1,7 +1,7 @@
 """Tokenized documents on disk, until it is decided which of them go where: the progress of a preparation.
 
-A part is one file: ids end to end (no eot), a table of the documents, a record in JSON, and a footer with a
-checksum, under its own name only when it is whole. What a killed process left behind is known by that.
+A part is one file: ids end to end, each document behind its eot, a table of the documents, a record in JSON, and a
+footer with a checksum, under its own name only when it is whole. What a killed process left behind is known by that.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from quatrain.text.tokenizers import whole_characters
 from quatrain.tokens.encoding import DOCUMENT, Documents, Tokenized
 
 FOOTER = struct.Struct("<QQQI8s")  # bytes of ids, documents, bytes of the record, CRC-32 of all three, MAGIC
-MAGIC = b"QTPART01"
+MAGIC = b"QTPART02"
 EXAMPLES = 5  # of each kind of what is left out
 NAME = "{unit:06d}_{number:06d}.part"
 

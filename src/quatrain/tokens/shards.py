@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import os
-from itertools import pairwise
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ import numpy.typing as npt
 from quatrain.files import sync_folder, writing
 from quatrain.text.fast import Offsets
 
-LONG = 128  # ids of a document from which one copy a document is faster than one choice an id
+HASHED_AT_ONCE = 1 << 14  # bytes below which a write is hashed sooner than it is handed over
+HASHED_LATER = 8  # writes that wait for it: bounds the memory
 
 
 class Piece(NamedTuple):
@@ -22,23 +24,6 @@ class Piece(NamedTuple):
     ids: npt.NDArray[Any]  # eots included, in the shards' dtype
     starts: Offsets  # of each document's eot within ids
     text_bytes: int
-
-
-def framed(ids: npt.NDArray[Any], offsets: Offsets, eot: int, text_bytes: int) -> Piece:
-    """Documents end to end, cut at the offsets, with an eot before each."""
-    count = len(offsets) - 1
-    starts = offsets[:-1] + np.arange(count)
-    marker = np.array([eot], dtype=ids.dtype)
-    if len(ids) > LONG * count:
-        borders = offsets.tolist()
-        parts = [part for start, end in pairwise(borders) for part in (marker, ids[start:end])]
-        return Piece(np.concatenate([marker[:0], *parts]), starts, text_bytes)
-    framed = np.empty(len(ids) + count, dtype=ids.dtype)
-    is_text = np.ones(len(framed), dtype=np.bool_)
-    is_text[starts] = False
-    framed[is_text] = ids
-    framed[starts] = eot
-    return Piece(framed, starts, text_bytes)
 
 
 class SplitWriter:
@@ -113,12 +98,14 @@ class SplitWriter:
 
 
 class HashedFile:
-    """A file written front to back under a temporary name, hashed on the way."""
+    """A file written front to back under a temporary name, and hashed on the way by a thread of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.temporary = path.with_name(path.name + ".tmp")
-        self.sha256 = hashlib.sha256()
+        self.sha256 = hashlib.sha256()  # complete once the file is finished
+        self.thread = ThreadPoolExecutor(1)
+        self.ahead: deque[Future[None]] = deque()  # writes that are not hashed yet
         self.size = 0  # bytes
         with writing(path):
             self.file = self.temporary.open("wb", buffering=1 << 20)
@@ -127,18 +114,29 @@ class HashedFile:
         return self
 
     def __exit__(self, *failure: object) -> None:
+        self.thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError):  # what cannot be flushed after an error has been told already
             self.file.close()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes."""
-        self.size += memoryview(data).nbytes
+        """Append bytes, which must not change any more."""
+        size = memoryview(data).nbytes
+        self.size += size
         with writing(self.path, self.size):
             self.file.write(data)
-        self.sha256.update(data)
+        self._wait(0 if size < HASHED_AT_ONCE else HASHED_LATER - 1)
+        if size < HASHED_AT_ONCE:
+            self.sha256.update(data)
+        else:
+            self.ahead.append(self.thread.submit(self.sha256.update, data))
+
+    def _wait(self, left: int) -> None:
+        while len(self.ahead) > left:
+            self.ahead.popleft().result()
 
     def finish(self) -> None:
         """Give the file its name: from now on it is whole."""
+        self._wait(0)
         with writing(self.path, self.size):
             self.file.flush()
             os.fsync(self.file.fileno())
