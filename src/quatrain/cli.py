@@ -1,6 +1,8 @@
 """argv to one command. Every error becomes one message and an exit code; a traceback is our own fault."""
 
+import atexit
 import errno
+import gc
 import json
 import os
 import re
@@ -33,6 +35,8 @@ TAKE_SETTINGS = (["train"], ["inspect"], ["ablate"], ["plan"])  # commands with 
 # Of libgomp, which reads it when torch is imported: a thread that waits sleeps soon. Alone on the machine this costs
 # nothing; beside another busy process the default makes a training five times slower (notes/LOG.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Or the interpreter looks for garbage several times while it ends: as long as it takes to import everything (0.15 s).
+atexit.register(gc.freeze)
 
 DOTTED = re.compile(r"--[A-Za-z][\w-]*\.[\w.-]+(=.*)?", re.DOTALL)
 
