@@ -5,11 +5,9 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -156,8 +154,8 @@ def parse_array(column: pa.Array, how: Reading) -> Rows:
     elif kind != column.type or pa.types.is_string_view(kind):
         column = column.cast(pa.large_string())
     if column.null_count == 0 and _is_utf8(column):
-        for number, text in enumerate(_slices(column)):
-            rows.add_utf8(number, text, how.max_document)
+        large = pa.types.is_large_string(column.type)
+        rows.add_all_utf8(column.cast(pa.large_binary() if large else pa.binary()).to_pylist(), how.max_document)
     else:
         _one_by_one(rows, column, how)
     return rows
@@ -195,18 +193,6 @@ def _is_utf8(column: pa.Array) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _slices(column: pa.Array) -> Iterator[bytes]:
-    """The strings as bytes, straight from Arrow's buffers."""
-    _, ends, data = column.buffers()
-    if data is None:
-        yield from (b"" for _ in range(len(column)))
-        return
-    width = np.dtype(np.int32 if pa.types.is_string(column.type) else np.int64)
-    borders = np.frombuffer(ends, dtype=width, count=len(column) + 1, offset=column.offset * width.itemsize).tolist()
-    view = memoryview(data)
-    yield from (bytes(view[start:end]) for start, end in pairwise(borders))
 
 
 def _small_together(found: pq.FileMetaData, wanted: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -57,6 +57,14 @@ class Rows:
         self.texts.append(utf8)
         self.rows.append(row)
 
+    def add_all_utf8(self, texts: list[bytes], limit: int) -> None:
+        """Take in the texts of all rows, in order."""
+        if max(map(len, texts), default=0) <= limit:
+            self.texts, self.rows = texts, list(range(len(texts)))
+        else:
+            for row, text in enumerate(texts):
+                self.add_utf8(row, text, limit)
+
     def spoil(self, row: int, kind: str, sentence: str) -> None:
         """Count a row as bad."""
         self.bad.append(Bad(row, kind, sentence))

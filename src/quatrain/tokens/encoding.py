@@ -98,8 +98,8 @@ class Encoder:
 
     def _table(self, rows: Rows, texts: list[bytes], number: int) -> Documents:
         table = np.zeros(len(texts), dtype=DOCUMENT)
-        present = np.array([bool(text) for text in rows.texts], dtype=np.bool_)
-        table["bytes"] = [len(text) for text in texts]
+        present = np.fromiter(map(bool, rows.texts), dtype=np.bool_)
+        table["bytes"] = np.fromiter(map(len, texts), dtype=np.int64)
         table["hash"] = text_hashes(self.seed, texts)
         table["row"] = np.array(rows.rows, dtype=np.uint64)[present]
         lost = np.cumsum([0, *(one.lost for one in rows.bad)])
@@ -125,7 +125,10 @@ class Encoder:
                 except DataError as error:
                     raise DataError(f"{place(document)}: {error}") from error
             raise
-        if len(ids) and (ids.max() >= self.tokenizer.vocab_size or (ids == self.tokenizer.eot).any()):
+        largest = ids.max(initial=0)
+        if largest >= self.tokenizer.eot and (
+            largest >= self.tokenizer.vocab_size or (ids == self.tokenizer.eot).any()
+        ):
             raise QuatrainError(f"the tokenizer gave an id that no text may have, in a batch from {place(0)} on")
         ids = ids.astype(self.dtype)
         if not self.filler:
