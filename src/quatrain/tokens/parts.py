@@ -8,20 +8,20 @@ import contextlib
 import itertools
 import json
 import struct
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64
 
 from quatrain.errors import DataError
 from quatrain.files import writing
 from quatrain.text.tokenizers import whole_characters
 from quatrain.tokens.encoding import DOCUMENT, Documents, Tokenized
 
-FOOTER = struct.Struct("<QQQI8s")  # bytes of ids, documents, bytes of the record, CRC-32 of all three, MAGIC
+FOOTER = struct.Struct("<QQQQ8s")  # bytes of ids, documents, bytes of the record, XXH3 of all three, MAGIC
 MAGIC = b"QTPART02"
 EXAMPLES = 5  # of each kind of what is left out
 NAME = "{unit:06d}_{number:06d}.part"
@@ -58,7 +58,8 @@ class PartWriter:
         self.temporary = path.with_name(path.name + ".tmp")
         self.record = Record()
         self.tables: list[Documents] = []
-        self.size = self.checksum = self.text = 0  # bytes, CRC-32, bytes of the texts
+        self.checksum = xxh3_64()
+        self.size = self.text = 0  # bytes, and bytes of the texts
         with writing(path):
             self.file = self.temporary.open("wb")
 
@@ -84,7 +85,7 @@ class PartWriter:
         ids_size = self.size
         self._write(documents.view(np.uint8).data)
         self._write(memoryview(record))
-        self._write(memoryview(FOOTER.pack(ids_size, len(documents), len(record), self.checksum, MAGIC)))
+        self._write(memoryview(FOOTER.pack(ids_size, len(documents), len(record), self.checksum.intdigest(), MAGIC)))
         with writing(self.path, self.size):
             self.file.close()
             self.temporary.replace(self.path)
@@ -93,7 +94,7 @@ class PartWriter:
         self.size += data.nbytes
         with writing(self.path, self.size):
             self.file.write(data)
-        self.checksum = zlib.crc32(data, self.checksum)
+        self.checksum.update(data)
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,11 @@ def _some(count: int | None, path: Path) -> int:
 
 def _check(file: Any, end: int, checksum: int) -> None:
     file.seek(0)
-    found = 0
+    found = xxh3_64()
     while end and (piece := file.read(min(end, 1 << 24))):
-        found = zlib.crc32(piece, found)
+        found.update(piece)
         end -= len(piece)
-    if found != checksum:
+    if found.intdigest() != checksum:
         raise ValueError("its checksum differs")
 
 

@@ -39,6 +39,7 @@ class SplitWriter:
         self.index = self.files.enter_context(HashedFile(folder / f"{stem}.idx"))
         self.shard: HashedFile | None = None
         self.room = 0  # ids that still fit into the open shard
+        self.full: HashedFile | None = None  # on its way to the disk while the next one is written
         self.shards: list[dict[str, Any]] = []
         self.tokens = self.documents = self.text_bytes = 0
 
@@ -58,7 +59,8 @@ class SplitWriter:
     def close(self) -> dict[str, Any]:
         """Append the closing eot, finish the files, and return what store.json says of the split."""
         self._append(np.array([self.eot], dtype=self.dtype))
-        self._finish_shard()
+        self._begin_to_finish()
+        self._settle()
         self.index.finish()
         return {
             "shards": self.shards,
@@ -71,8 +73,8 @@ class SplitWriter:
     def _append(self, ids: np.ndarray[Any, Any]) -> None:
         while len(ids):
             if self.shard is None or self.room == 0:
-                self._finish_shard()
-                path = self.folder / f"{self.stem}_{len(self.shards):06d}.bin"
+                self._begin_to_finish()
+                path = self.folder / f"{self.stem}_{len(self.shards) + bool(self.full):06d}.bin"
                 self.shard = self.files.enter_context(HashedFile(path))
                 self.room = self.shard_size
             part = ids[: self.room]
@@ -81,20 +83,27 @@ class SplitWriter:
             self.tokens += len(part)
             ids = ids[len(part) :]
 
-    def _finish_shard(self) -> None:
-        if self.shard is None:
-            return
-        self.shard.finish()
-        self.shards.append(
-            {
-                "file": self.shard.path.name,
-                "tokens": self.shard_size - self.room,
-                "dtype": "uint16" if self.dtype.itemsize == 2 else "uint32",
-                "offset": 0,
-                "sha256": self.shard.sha256.hexdigest(),
-            }
-        )
-        self.shard = None
+    def _begin_to_finish(self) -> None:
+        self._settle()
+        if self.shard:
+            self.full, self.shard = self.shard, None
+            self.finished = self.full.thread.submit(self.full.finish)
+
+    def _settle(self) -> None:
+        """Wait for the shard that is on its way to the disk."""
+        if self.full:
+            self.finished.result()
+            self.full.close()
+            self.shards.append(
+                {
+                    "file": self.full.path.name,
+                    "tokens": self.full.size // self.dtype.itemsize,
+                    "dtype": "uint16" if self.dtype.itemsize == 2 else "uint32",
+                    "offset": 0,
+                    "sha256": self.full.sha256.hexdigest(),
+                }
+            )
+            self.full = None
 
 
 class HashedFile:
@@ -114,6 +123,10 @@ class HashedFile:
         return self
 
     def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread, and let go of the file."""
         self.thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError):  # what cannot be flushed after an error has been told already
             self.file.close()
