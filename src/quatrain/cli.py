@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from inspect import BoundArguments
 from types import FrameType
 from typing import Any
@@ -17,20 +18,11 @@ import cyclopts
 
 import quatrain
 from quatrain import console
-from quatrain.commands.ablate import ablate
-from quatrain.commands.adopt import adopt
-from quatrain.commands.demo import demo
-from quatrain.commands.evaluate import evaluate
-from quatrain.commands.export import export
-from quatrain.commands.inspect import inspect
-from quatrain.commands.plan import plan
-from quatrain.commands.prepare import prepare
-from quatrain.commands.recipes import recipes
-from quatrain.commands.sample import sample
-from quatrain.commands.serve import serve
-from quatrain.commands.train import settings_help, train
 from quatrain.errors import QuatrainError, UsageError, did_you_mean
 
+# Each is a function of its name in a module of its own, which is imported when it is asked for.
+VERBS = ("prepare", "train", "evaluate", "sample")
+COMMANDS = (*VERBS, "serve", "inspect", "adopt", "export", "ablate", "plan", "recipes", "demo")
 TAKE_SETTINGS = (["train"], ["inspect"], ["ablate"], ["plan"])  # commands with `--section.key value`
 # Of libgomp, which reads it when torch is imported: a thread that waits sleeps soon. Alone on the machine this costs
 # nothing; beside another busy process the default makes a training five times slower (notes/LOG.md).
@@ -84,9 +76,9 @@ def parse(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         help_format="plaintext",
         default_parameter=cyclopts.Parameter(allow_repeating=True),  # later wins, as it does among settings
     )
-    for command in (prepare, evaluate, sample, serve, inspect, adopt, export, ablate, plan, recipes, demo):
-        app.command(command)
-    app.command(train, help_epilogue=settings_help() if words[:1] == ["train"] else "")
+    for name in words[:1] if set(words[:1]) & set(COMMANDS) else COMMANDS:
+        module = import_module(f"quatrain.commands.{name}")
+        app.command(getattr(module, name), help_epilogue=module.settings_help() if words[:1] == ["train"] else "")
     if words[:1] in TAKE_SETTINGS:
         words = _dotted_last(words)
     try:

@@ -22,7 +22,7 @@ Offsets = npt.NDArray[np.int64]
 # At most so many, which keep a dozen threads busy, for encoding is a third of their work. What an instance remembers of
 # the words it has met grows without end (60 MB after 300 MB of text, 170 MB after 1 GB): it is replaced in time.
 INSTANCES = 3
-REPLACED_AFTER = 512 << 20  # bytes of text
+REMEMBERED = 1536 << 20  # bytes of text that all instances together may have met
 
 # What has set tokenizers apart: markers, contractions, scripts, combining marks, all kinds of white space,
 # runs of one letter, controls, characters beyond the basic plane, and what only looks like a word.
@@ -53,8 +53,10 @@ class FastBPE:
 
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
-        self._idle: list[tuple[Any, int]] = []  # with the bytes that each may still encode
+        self._idle: list[tuple[Any, int]] = []  # with the bytes that each has met
+        self._alive = 0
         self._room = threading.Semaphore(INSTANCES)
+        self._counting = threading.Lock()
 
     @classmethod
     def of_ranks(cls, words: Sequence[bytes], pattern: str, reference: Callable[[str], Ids]) -> "FastBPE | None":
@@ -112,14 +114,24 @@ class FastBPE:
             return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         # One instance serves one thread at a time: a lock inside would make the others wait.
         with self._room:
-            backend, left = self._idle.pop() if self._idle else (self._load(), REPLACED_AFTER)
+            backend, met = self._taken()
             layout = backend.encode_batch(list(texts), parallel=False).layout
-            left -= sum(map(len, texts))
-            if left > 0:
-                self._idle.append((backend, left))
+            met += sum(map(len, texts))
+            with self._counting:
+                if met < REMEMBERED // self._alive:
+                    self._idle.append((backend, met))
+                else:
+                    self._alive -= 1
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = cast(Ids, np.asarray(layout.content.data))
         return ids[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+    def _taken(self) -> tuple[Any, int]:
+        with self._counting:
+            if self._idle:
+                return self._idle.pop()
+            self._alive += 1
+        return self._load(), 0
 
 
 def _library() -> Any:
