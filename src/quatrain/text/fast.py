@@ -126,6 +126,12 @@ class FastBPE:
         ids = cast(Ids, np.asarray(layout.content.data))
         return ids[offsets[0] : offsets[-1]], offsets - offsets[0]
 
+    def forget(self) -> None:
+        """Free what has been learned of words; for when no thread encodes."""
+        with self._counting:
+            self._alive -= len(self._idle)
+            self._idle.clear()
+
     def _taken(self) -> tuple[Any, int]:
         with self._counting:
             if self._idle:

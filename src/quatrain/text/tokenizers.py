@@ -66,6 +66,12 @@ class Tokenizer(ABC):
         offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         return np.concatenate([np.empty(0, dtype=np.uint32), *parts]), offsets
 
+    def forget(self) -> None:
+        """Free what makes `encode_batch` faster the more it has seen; it is learned again by the next call."""
+        engine = vars(self).get("_engine")
+        if engine:
+            engine.forget()
+
     @abstractmethod
     def _encode(self, text: str) -> Ids: ...
 

@@ -29,7 +29,7 @@ from quatrain.tokens.tokenizing import in_order
 SHORT = 100  # bytes of text below which a few grams in common say nothing: only equal documents are duplicates
 BLOCK = 1 << 20  # ids that a thread works on at once: of smaller blocks threads wait for each other more often
 SHARED = 4  # threads, beyond which blocks are smaller, so that memory is bounded
-INDEXED = 2 << 20  # ids of validation that are compared with train at once: it bounds the memory
+INDEXED = 1 << 23  # ids of validation that are compared with train at once: it bounds the memory
 
 
 @dataclass

@@ -144,6 +144,7 @@ def tokenize(
             stop.set()
             raise
     replace_file(claim.parts / (TASK.format(*task) + ".json"), json.dumps({"hashes": found}).encode())
+    job.tokenizer.forget()  # what comes now needs room of its own
 
 
 def _tail(job: Job, report: Report) -> Iterator[Step]:
