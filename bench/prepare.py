@@ -140,6 +140,7 @@ print(json.dumps([time.perf_counter() - started, resource.getrusage(resource.RUS
 
 def run(words: list[str]) -> tuple[float, float]:
     """Seconds of a process, and the peak MB of the largest among it and its children."""
+    os.sync()  # or it pays for what an earlier one has written
     # From a small process, for a child's peak begins with its parent's memory.
     done = subprocess.run([sys.executable, "-c", LAUNCHER, *words], check=True, stdout=subprocess.PIPE)
     seconds, peak = json.loads(done.stdout)

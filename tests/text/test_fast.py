@@ -147,3 +147,22 @@ def test_what_the_engine_does_not_read_alike_is_left_to_the_reference(tmp_path, 
 def test_without_a_wheel_the_reference_does_the_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     assert loaded() is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 6])
+def test_instances_are_replaced_before_they_remember_too_much(monkeypatch, threads):
+    monkeypatch.setattr("quatrain.text.fast.REMEMBERED", 6000)
+    engine = loaded()
+    assert engine is not None
+    load, made = engine._load, []
+    monkeypatch.setattr(engine, "_load", lambda: made.append(1) or load())
+    engine.forget()
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(lambda number: parts(engine, [f"{number} " * 100]), range(40)))
+    assert found == [[gpt2().encode(f"{number} " * 100).tolist()] for number in range(40)]
+    # 14 kB of text, of which all together may know 6; the last one that an instance takes may go beyond.
+    assert 2 <= len(made) <= 14
+    assert sum(met for _, met in engine._idle) < 6000
+    engine.forget()
+    assert (engine._idle, engine._alive) == ([], 0)
+    assert parts(engine, ["again"]) == [gpt2().encode("again").tolist()]

@@ -48,6 +48,8 @@ def test_the_pairs_of_sets_are_found(texts, data, threshold):
     assert numbers == sorted({number for number, _ in found(index, documents)})
     assert set(zip(zip(numbers, others, strict=True), jaccards, strict=True)) <= found(index, documents).items()
     assert found(ValidationIndex(*flat(validation, np.uint32), threshold), documents) == found(index, documents)
+    behind = index.similar(*flat([[9, *document] for document in documents]), behind=1)
+    assert [column.tolist() for column in behind] == [column.tolist() for column in index.similar(*flat(documents))]
 
 
 def test_what_is_repeated_counts_once():
