@@ -298,3 +298,18 @@ def test_the_four_lines_from_text_to_a_sample_give_the_same_again(tokenizer):
         assert scored["tokens"] == prepared["val_tokens"] - 1
         told.append([prepared["fingerprint"], trained["train_loss"], scored["loss"], drawn["samples"]])
     assert told[0] == told[1]
+
+
+def test_ctrl_c_before_anything_is_imported_is_no_traceback():
+    script = """
+import sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cyclopts":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from quatrain.__main__ import main
+sys.exit(main())
+"""
+    process = in_process(script)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")

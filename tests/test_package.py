@@ -10,11 +10,7 @@ import pytest
 
 import quatrain
 
-MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(quatrain.__path__, "quatrain.")
-    if not module.ispkg and module.name != "quatrain.__main__"
-)
+MODULES = sorted(module.name for module in pkgutil.walk_packages(quatrain.__path__, "quatrain.") if not module.ispkg)
 WITH_EXAMPLES = [
     name
     for name in MODULES
