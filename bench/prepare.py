@@ -202,7 +202,7 @@ def compare(rounds: int, wanted: float) -> None:
         memory: dict[str, float] = {}
         found: dict[str, list[bytes]] = {}
         for number in range(rounds):
-            # To and fro: the first way of a round finds memory that nothing has touched for a while.
+            # Every other round backwards: the first way finds memory that nothing has touched for a while.
             for place, (name, words) in list(enumerate(ways.items()))[:: 1 - 2 * (number % 2)]:
                 out = Path(folder) / f"out_{place}"
                 if name not in (PLAIN, DEFAULT):
