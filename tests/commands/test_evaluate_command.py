@@ -200,6 +200,7 @@ def test_other_data_of_the_same_tokenizer_show_their_fingerprint(sonnets):
         (["run", "--stride", "4", "--packing", "pad"], "--stride goes with --packing concat alone, not pad"),
         (["run", "--text", "nope.txt"], "nope.txt"),
         (["run", "--text", "a.txt", "--data", "b"], "--text a.txt and --data b: one of them is scored"),
+        (["run", "--text", "a.txt", "--split", "val"], "--text a.txt is scored whole and has no split"),
         (["run", "--task", "nope"], "no task 'nope'"),
         (["run", "--probes", "--items", "0"], "--items is 0, it must be at least 1"),
         (["run", "--items", "0"], "--items is 0, it must be at least 1"),

@@ -119,6 +119,12 @@ def test_sliding_goes_past_block_size_and_takes_a_longer_prompt(draw):
     assert max(lengths) > 16
 
 
+def test_log_probabilities_that_nobody_would_see_are_refused():
+    assert "--logprobs 2 shows in the answer as JSON alone; give --json as well" in refused(
+        "sample", ".", "--logprobs", 2
+    )
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [

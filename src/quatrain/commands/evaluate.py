@@ -26,7 +26,7 @@ def evaluate(
     *,
     data: Path | None = None,
     text: Path | None = None,
-    split: Literal["val", "train"] = "val",
+    split: Literal["val", "train"] | None = None,
     max_tokens: int | None = None,
     seq_len: int | None = None,
     stride: int | None = None,
@@ -54,7 +54,7 @@ def evaluate(
     text
         Score this file instead (.txt, .jsonl, .parquet, also .gz or .zst), tokenized as the run's data were.
     split
-        val or train.
+        val or train. Default: val.
     max_tokens
         Score only the first targets.
     seq_len
@@ -88,8 +88,8 @@ def evaluate(
     from quatrain.inference.tasks import check_fit, named_tasks
 
     loaded = _load(run, device)
-    if text is not None and data is not None:
-        raise UsageError(f"--text {text} and --data {data}: one of them is scored; leave the other out")
+    if text is not None:
+        _check_alone(text, data, split)
     how = _how(loaded, seq_len, max_tokens, stride, packing)
     if file is not None and (not task or "," in task or "=" in task):
         raise UsageError(f"--file {file} goes with one --task by its name, such as --task hellaswag")
@@ -104,7 +104,7 @@ def evaluate(
     if text is not None:
         result = _of_text(loaded, text, how, precision)
     else:
-        result = _of_store(loaded, data, split, how, precision, needed=not (given or harness or probes))
+        result = _of_store(loaded, data, split or "val", how, precision, needed=not (given or harness or probes))
     if "loss" in result:
         say(_told(result, loaded.checkpoint, max_tokens))
         if by_position:
@@ -121,6 +121,13 @@ def evaluate(
         return None
     probed = _score_probes(loaded, how.seq_len, items, precision) if probes else None
     return dict.fromkeys(KEYS) | result | {"tasks": tasks, "probes": probed, "checkpoint": str(loaded.checkpoint)}
+
+
+def _check_alone(text: Path, data: Path | None, split: str | None) -> None:
+    if data is not None:
+        raise UsageError(f"--text {text} and --data {data}: one of them is scored; leave the other out")
+    if split is not None:
+        raise UsageError(f"--text {text} is scored whole and has no split; leave --split {split} out")
 
 
 def _score_task(loaded: "_Loaded", given: "Given", precision: Literal["fp32", "bf16"]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from quatrain.console import say
-from quatrain.errors import ConfigError
+from quatrain.errors import ConfigError, UsageError
 from quatrain.inference.config import SamplingConfig
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def sample(
         )
     except ConfigError as error:
         raise error.as_flags() from None
+    if logprobs is not None and not json:
+        raise UsageError(f"--logprobs {logprobs} shows in the answer as JSON alone; give --json as well")
     from quatrain.inference.engine import Engine
     from quatrain.inference.sampling import SLOTS, prompt_ids, write
     from quatrain.model.device import pick_device
