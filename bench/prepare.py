@@ -6,7 +6,7 @@ worker, to uint16 shards, n = half of the cores and all of them, at the best of 
 the ways take turns, and medians are compared. Prints MB/s, ratios, peak memory and three ceilings. Ours runs twice:
 with every default, and without looking for near-duplicates of validation, as the peers do not.
 
-Run: python bench/prepare.py [--rounds 3] [--megabytes 100]   (data: the shared Gutenberg books and FineWeb rows; above
+Run: python bench/prepare.py [--rounds 3] [--megabytes 100] [--chunksizes 16 64 256]   (data: the shared Gutenberg books and FineWeb rows; above
 110 MB their lines are mixed into new documents, so that all stay distinct and no two are near-duplicates)
 """
 
@@ -176,13 +176,13 @@ def ceilings(path: Path, megabytes: float) -> None:
     print(f"{'ceiling: memory scan':<40}{100 / (time.perf_counter() - started):8.0f} MB/s")
 
 
-def ways_over(corpus: Path) -> dict[str, list[str]]:
+def ways_over(corpus: Path, chunksizes: list[int]) -> dict[str, list[str]]:
     """The command of every way, up to the folder it writes into."""
     ours = [sys.executable, "-m", "quatrain", "prepare", str(corpus)]
     ways = {PLAIN: [*ours, "--no-cross-dedup", "--out"], DEFAULT: [*ours, "--out"]}
     me = [sys.executable, __file__, "--peer"]
     for workers in sorted({HALF, CORES}):
-        for chunksize in (16, 64, 256):
+        for chunksize in chunksizes:
             ways[f"Pool({workers}).imap, chunksize {chunksize}"] = [
                 *me,
                 "pool",
@@ -193,11 +193,11 @@ def ways_over(corpus: Path) -> dict[str, list[str]]:
     return ways | {f"encode_ordinary_batch, {CORES} threads": [*me, "batch", str(corpus), str(CORES)]}
 
 
-def compare(rounds: int, wanted: float) -> None:
+def compare(rounds: int, wanted: float, chunksizes: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.parquet"
         megabytes = make_corpus(corpus, wanted)
-        ways = ways_over(corpus)
+        ways = ways_over(corpus, chunksizes)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         memory: dict[str, float] = {}
         found: dict[str, list[bytes]] = {}
@@ -231,6 +231,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=float, default=100)
+    parser.add_argument("--chunksizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--peer", nargs="+")
     arguments = parser.parse_args()
     if arguments.peer:
@@ -238,6 +239,6 @@ if __name__ == "__main__":
         *numbers, target = rest
         {"pool": pool, "batch": batch}[kind](Path(source), Path(target), *map(int, numbers))
     elif (SHARED / "gutenberg_100mb.jsonl.zst").is_file():
-        compare(arguments.rounds, arguments.megabytes)
+        compare(arguments.rounds, arguments.megabytes, arguments.chunksizes)
     else:
         print(f"bench/prepare.py: no shared data in {SHARED}")

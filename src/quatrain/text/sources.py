@@ -172,7 +172,7 @@ def content_hash(source: Source, stop: threading.Event | None = None) -> str:
     if source.address:
         digest.update(str(source.address).encode())  # with its revision
         return digest.hexdigest()
-    piece = bytearray(1 << 18)  # which stays in a core's cache
+    piece = bytearray(1 << 20)
     with opened(source.path) as file:
         while (size := file.readinto(piece)) and not (stop and stop.is_set()):
             digest.update(memoryview(piece)[:size])

@@ -6,7 +6,7 @@ Two documents of the same text therefore always land in the same split.
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from functools import partial
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ from xxhash import xxh3_64_intdigest
 def text_hashes(seed: int, texts: Iterable[bytes]) -> npt.NDArray[np.uint64]:
     """A 64-bit number for each UTF-8 text (XXH3 of xxHash 0.8, with the seed), shape (texts,)."""
     # hashlib's BLAKE2b took as long as a third of the tokenizing, and gave the GIL away at every document.
-    hashed = map(partial(xxh3_64_intdigest, seed=seed % 2**64), texts)
-    return np.fromiter(hashed, dtype=np.uint64)
+    return np.fromiter(map(xxh3_64_intdigest, texts, repeat(seed % 2**64)), dtype=np.uint64)
 
 
 def held_out(hashes: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray[np.bool_]:

@@ -107,11 +107,14 @@ def _repeated(corpus: Corpus, val: Flags) -> tuple[Numbers, Numbers]:
     Texts are equal if their 64-bit hashes and their lengths are: by chance, for a billion documents, less
     often than once in a million corpora.
     """
-    order = np.concatenate([np.flatnonzero(val), np.flatnonzero(~val)])
+    ascending = np.sort(corpus.hashes)
+    again = among(corpus.hashes, ascending[1:][ascending[1:] == ascending[:-1]])  # few, and soon found
+    order = np.concatenate([np.flatnonzero(val & again), np.flatnonzero(~val & again)])
     order = order[np.argsort(corpus.hashes[order], kind="stable")]
     hashes, sizes = corpus.hashes[order], corpus.text_bytes[order]
-    again = np.concatenate([[False], (hashes[1:] == hashes[:-1]) & (sizes[1:] == sizes[:-1])]) if len(order) else val
-    first = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
-    repeated, like = order[again], order[first[again]]
+    repeats = np.zeros(len(order), dtype=np.bool_)
+    repeats[1:] = (hashes[1:] == hashes[:-1]) & (sizes[1:] == sizes[:-1])
+    first = np.maximum.accumulate(np.where(repeats, 0, np.arange(len(order))))
+    repeated, like = order[repeats], order[first[repeats]]
     in_order = np.argsort(repeated)
     return repeated[in_order], like[in_order]

@@ -4,6 +4,7 @@ The ids are as they will stand in the stream, each document behind its eot.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,7 +76,6 @@ class Encoder:
 
     def __post_init__(self) -> None:
         self.dtype = dtype_of(self.tokenizer)
-        self.filler = _filler(self.tokenizer)
         # Bytes, and whether they are being spent; threads may take turns at it in any way.
         self.to_check, self.checking = float(CHECKED_AT_ONCE), False
 
@@ -95,6 +95,19 @@ class Encoder:
         bad = [one._replace(row=one.row + chunk.first) for one in rows.bad]
         read = len(set(rows.rows)) + sum(one.lost for one in rows.bad)  # a row cut in two is one document
         return Tokenized(ids, table, read, len(rows.texts) - len(texts), rows.surrogates, bad)
+
+    @functools.cached_property
+    def filler(self) -> bytes | None:
+        """A text that is a single id, if one of the first ids has one.
+
+        It is tokenized before each document and its id replaced by eot, so that no id has to be moved to make room.
+        """
+        for token in range(min(self.tokenizer.vocab_size, FILLERS)):
+            with contextlib.suppress(DataError):  # no character, but a part of one
+                text = self.tokenizer.decode([token])
+                if self.tokenizer.encode(text).tolist() == [token]:
+                    return text.encode()
+        return None
 
     def _table(self, rows: Rows, texts: list[bytes], number: int) -> Documents:
         table = np.zeros(len(texts), dtype=DOCUMENT)
@@ -158,16 +171,3 @@ class Encoder:
                 continue  # the reference gives up on a million spaces in a row
             if not np.array_equal(ids[offsets[document] + 1 : offsets[document + 1]], expected):
                 raise QuatrainError(f"{place(document)}: two tokenizers give different ids; report this document")
-
-
-def _filler(tokenizer: Tokenizer) -> bytes | None:
-    """A text that is a single id, if one of the first ids has one.
-
-    It is tokenized before each document and its id replaced by eot, so that no id has to be moved to make room.
-    """
-    for token in range(min(tokenizer.vocab_size, FILLERS)):
-        with contextlib.suppress(DataError):  # no character, but a part of one
-            text = tokenizer.decode([token])
-            if tokenizer.encode(text).tolist() == [token]:
-                return text.encode()
-    return None

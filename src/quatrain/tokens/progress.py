@@ -1,11 +1,12 @@
 """What a person sees of a preparation: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
 import time
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from quatrain.console import human, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SECONDS_BETWEEN_LINES = 5.0
 UNITS = {"tokenizing": "MB of text", "tasks on Ray": "tasks"}  # of other phases: documents
@@ -22,14 +23,9 @@ class Bars:
 
     def __enter__(self) -> "Bars":
         if human().isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                Amount(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-            )
-            self.bar = Progress(*columns, console=Console(file=human(), highlight=False), transient=True)
+            from quatrain.tokens.bar import bar  # with rich, only for this
+
+            self.bar = bar()
             self.bar.start()
         return self
 
@@ -59,13 +55,6 @@ class Bars:
             rate = (done - self.first) / max(1e-9, self.last_line - self.began)
             left = f", {(of - done) / rate:,.0f} s left" if of > done and rate else ""
             self.say(f"{phase}: {amount(phase, done, of, rate)}{left}")
-
-
-class Amount(ProgressColumn):
-    """What is done of a phase, and how fast."""
-
-    def render(self, task: Task) -> str:
-        return amount(task.description, int(task.completed), int(task.total or 0), task.speed or 0.0)
 
 
 def amount(phase: str, done: int, of: int, rate: float) -> str:
