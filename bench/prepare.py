@@ -6,8 +6,9 @@ worker, to uint16 shards, n = half of the cores and all of them, at the best of 
 the ways take turns, and medians are compared. Prints MB/s, ratios, peak memory and three ceilings. Ours runs twice:
 with every default, and without looking for near-duplicates of validation, as the peers do not.
 
-Run: python bench/prepare.py [--rounds 3] [--megabytes 100] [--chunksizes 16 64 256]   (data: the shared Gutenberg books and FineWeb rows; above
-110 MB their lines are mixed into new documents, so that all stay distinct and no two are near-duplicates)
+Run: python bench/prepare.py [--rounds 3] [--megabytes 100] [--chunksizes 16 64 256]   (data: the shared Gutenberg books
+and FineWeb rows; above 110 MB their lines are mixed into new documents, so that all stay distinct and no two are
+near-duplicates)
 """
 
 import argparse

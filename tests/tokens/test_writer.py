@@ -616,7 +616,7 @@ def test_no_room_is_one_message_with_path_and_bytes_and_the_same_command_goes_on
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # a real refusal by the system, as by a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, limits[1]))  # a real refusal by the system, as by a full disk
     try:
         with pytest.raises(QuatrainError) as caught:
             prepare([three], tmp_path / "store", replace(BYTES, tokenizer="gpt2"))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quatrain.errors import QuatrainError
+from quatrain.files import writing
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -73,7 +74,8 @@ class FastBPE:
         def make() -> Any:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "ranks.tiktoken"
-                path.write_bytes(content)
+                with writing(path, len(content)):
+                    path.write_bytes(content)
                 return gigatoken.Tokenizer.from_tiktoken(path, pattern, {}).backend
 
         engine = cls(make)
