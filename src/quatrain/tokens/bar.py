@@ -2,6 +2,7 @@
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from quatrain.console import human
 from quatrain.tokens.progress import amount
@@ -15,6 +16,11 @@ class Amount(ProgressColumn):
 
 
 def bar() -> Progress:
-    """A bar that is gone when it ends."""
-    columns = (TextColumn("{task.description}"), BarColumn(), Amount(), TextColumn("left"), TimeRemainingColumn())
-    return Progress(*columns, console=Console(file=human(), highlight=False), transient=True)
+    """A line as wide as the terminal, that is gone when it ends; the bar takes what the words leave."""
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None),
+        Amount(Column(no_wrap=True)),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(file=human(), highlight=False), transient=True, expand=True)
