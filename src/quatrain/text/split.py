@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 def text_hashes(seed: int, texts: Iterable[bytes]) -> npt.NDArray[np.uint64]:
     """A 64-bit number for each UTF-8 text (XXH3 of xxHash 0.8, with the seed), shape (texts,)."""
-    # hashlib's BLAKE2b took as long as a third of the tokenizing, and gave the GIL away at every document.
+    # A hash of hashlib takes ten times as long, and gives the GIL away at every document (notes/0008).
     return np.fromiter(map(xxh3_64_intdigest, texts, repeat(seed % 2**64)), dtype=np.uint64)
 
 

@@ -39,7 +39,7 @@ class SplitWriter:
         self.index = self.files.enter_context(HashedFile(folder / f"{stem}.idx"))
         self.shard: HashedFile | None = None
         self.room = 0  # ids that still fit into the open shard
-        self.full: HashedFile | None = None  # on its way to the disk while the next one is written
+        self.full: tuple[HashedFile, Future[None]] | None = None  # on its way to the disk beside the open one
         self.shards: list[dict[str, Any]] = []
         self.tokens = self.documents = self.text_bytes = 0
 
@@ -86,21 +86,22 @@ class SplitWriter:
     def _begin_to_finish(self) -> None:
         self._settle()
         if self.shard:
-            self.full, self.shard = self.shard, None
-            self.finished = self.full.thread.submit(self.full.finish)
+            self.full = self.shard, self.shard.thread.submit(self.shard.finish)
+            self.shard = None
 
     def _settle(self) -> None:
         """Wait for the shard that is on its way to the disk."""
         if self.full:
-            self.finished.result()
-            self.full.close()
+            shard, finished = self.full
+            finished.result()
+            shard.close()
             self.shards.append(
                 {
-                    "file": self.full.path.name,
-                    "tokens": self.full.size // self.dtype.itemsize,
+                    "file": shard.path.name,
+                    "tokens": shard.size // self.dtype.itemsize,
                     "dtype": "uint16" if self.dtype.itemsize == 2 else "uint32",
                     "offset": 0,
-                    "sha256": self.full.sha256.hexdigest(),
+                    "sha256": shard.sha256.hexdigest(),
                 }
             )
             self.full = None
